@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVPLANE_H
+#define KVPLANE_H
+
+/*
+ * libkvplane: what an inference engine links to share its KV blocks through kvplane and to be put
+ * to sleep, updated and woken safely. One handle is one session: one rank of one instance with its
+ * daemon over a Unix socket.
+ *
+ * Threads. The library starts none. A handle is used by one thread at a time. Nothing here blocks
+ * unless it says so. kvplane_fd() becomes readable whenever there is something to do;
+ * kvplane_process() then does it: it reads, writes, runs callbacks. Call it also after a batch of
+ * calls, to send them at once. No callback runs inside any other call. An engine whose main loop
+ * may be busy for longer than its daemon's bounds gives the handle a thread of its own.
+ *
+ * Words (shared/DESIGN.md section 3): a *region* is a range of memory the engine hands over as a
+ * descriptor; a *block* is what one key names, a list of slices of regions; a *token* says in which
+ * stay in a lineage something was computed.
+ *
+ * The rule that keeps outputs right. Take kvplane_get_token() when a request STARTS computing and
+ * give that token with all its lookups, gets and puts, also if the lineage changes while it runs.
+ * What is carried across a change of weights is then refused (KVPLANE_ERR_FENCED): lookups and gets
+ * are misses, puts are dropped.
+ *
+ * Every asynchronous call completes exactly once, through its callback, also when the daemon dies
+ * (then with KVPLANE_ERR_DISCONNECTED). Memory named by a put or a get belongs to the transfer
+ * until then.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVPLANE_API __attribute__((visibility("default")))
+
+/* Results. Same numbers as the daemon's; kvplane_strerror() has a line for each. Any other negative
+ * number: a failure. */
+enum kvplane_result {
+    KVPLANE_OK = 0,
+    KVPLANE_ERR_INVALID = -1,   /* an argument is not allowed; nothing was sent */
+    KVPLANE_ERR_NOT_FOUND = -2, /* get: a miss */
+    KVPLANE_ERR_EXISTS = -3,    /* put: the block was there already and stays; as good as stored */
+    KVPLANE_ERR_TOO_LARGE = -4, /* over a limit of the library or the store */
+    KVPLANE_ERR_UNSUPPORTED = -5, /* for callbacks: this engine has no such call */
+    KVPLANE_ERR_BAD_STATE = -6,   /* not attached, or attached already */
+    KVPLANE_ERR_BUSY = -7,        /* reset_local: blocks are held */
+    KVPLANE_ERR_FENCED = -10,     /* the token is of an earlier stay: compute it again */
+    KVPLANE_ERR_TICKET = -11, /* the object's space was wanted before the read was done: a miss */
+    KVPLANE_ERR_GENERATION = -12, /* the region was released meanwhile */
+    KVPLANE_ERR_CHECKSUM = -13,   /* the stored bytes were bad: a miss */
+    KVPLANE_ERR_CLOSED =
+        -14, /* between two lineages (asleep, updating, local cache not reset): a miss */
+    KVPLANE_ERR_AGAIN = -20, /* the handle's queue is full: process, then try again */
+    KVPLANE_ERR_NO_SPACE = -21,
+    KVPLANE_ERR_QUOTA = -22,
+    KVPLANE_ERR_TIMEOUT = -23,
+    KVPLANE_ERR_CANCELED = -24,
+    KVPLANE_ERR_PROTOCOL = -30,
+    KVPLANE_ERR_DISCONNECTED = -31, /* the daemon is gone; see kvplane_callbacks.disconnected */
+    KVPLANE_ERR_UNAVAILABLE = -32,
+    KVPLANE_ERR_REFUSED = -33, /* hello refused; kvplane_last_error() says why and what to change */
+    KVPLANE_ERR_NO_MEMORY = -40,
+    KVPLANE_ERR_IO = -41,
+    KVPLANE_ERR_LIMIT = -42,
+};
+
+KVPLANE_API const char *kvplane_strerror(int result);
+KVPLANE_API const char *kvplane_version(void);
+
+struct kvplane;      /* a session */
+struct kvplane_call; /* a call from the daemon that waits for kvplane_answer*() */
+
+typedef struct kvplane_token {
+    uint64_t hi, lo;
+} kvplane_token;
+
+enum kvplane_pause_mode { KVPLANE_PAUSE_ABORT, KVPLANE_PAUSE_WAIT, KVPLANE_PAUSE_KEEP };
+enum kvplane_role { KVPLANE_ROLE_SCHEDULER = 1, KVPLANE_ROLE_WORKER = 2, KVPLANE_ROLE_BOTH = 3 };
+enum kvplane_memory { KVPLANE_MEMORY_HOST = 0, KVPLANE_MEMORY_CUDA = 1 };
+enum kvplane_residency { KVPLANE_RESIDENT, KVPLANE_OFFLOADED, KVPLANE_DISCARDED, KVPLANE_UNKNOWN };
+
+struct kvplane_tag_state {
+    const char *tag;
+    enum kvplane_residency residency;
+};
+
+/* The engine's truth about itself, told at attach and whenever the daemon asks. */
+struct kvplane_state {
+    bool paused;
+    enum kvplane_pause_mode pause_mode;
+    bool weight_change_running; /* one has begun and not ended, or its end is unknown */
+    bool weights_written;  /* since the last lineage (the library clears nothing: say what is so) */
+    bool local_reset_done; /* the own prefix cache was emptied since the last change of lineage */
+    size_t ntags;
+    struct kvplane_tag_state tags[8]; /* names are borrowed until the callback or call returns */
+};
+
+/*
+ * Calls from the daemon. Each must be answered exactly once, now or later, from the handle's
+ * thread, with kvplane_answer() or, where it says so, a special form. `call` is valid until
+ * answered. Every one may come again after an answer was lost: doing it twice must be as good as
+ * once. A NULL callback answers KVPLANE_ERR_UNSUPPORTED.
+ */
+struct kvplane_callbacks {
+    /* Stop scheduling, then answer when idle: the current step is done, no load from the store is
+     * wanted any more, and for ABORT and WAIT no request is running or waits for a load. ABORT ends
+     * running requests as aborted, WAIT lets them finish, KEEP freezes them. New requests queue. If
+     * `resume` comes first, answer KVPLANE_ERR_CANCELED. */
+    void (*pause)(void *ctx, struct kvplane_call *call, enum kvplane_pause_mode mode);
+    /* Schedule again (only ever called with all memory resident). */
+    void (*resume)(void *ctx, struct kvplane_call *call);
+    /* Empty the engine's own prefix cache. Blocks held by requests: with preempt, preempt those
+     * (they compute again); without, answer KVPLANE_ERR_BUSY by kvplane_answer_reset() with how
+     * many are held and change nothing. */
+    void (*reset_local)(void *ctx, struct kvplane_call *call, bool preempt);
+    /* Give up the memory of these tags. First with commit = false: copy aside what offload[i] asks
+     * for, everything stays mapped and valid. Then with commit = true: unmap and free; the daemon
+     * holds no registration of it any more. */
+    void (*release)(void *ctx, struct kvplane_call *call, bool commit, const char *const *tags,
+                    const bool *offload, size_t ntags);
+    /* Map fresh memory for these tags at the same addresses, copy back what was offloaded, hand
+     * every region of them over anew by kvplane_register_region() (higher generation), then answer.
+     * Also asked for a resident tag, to undo: hand the same memory over anew. */
+    void (*restore)(void *ctx, struct kvplane_call *call, const char *const *tags, size_t ntags);
+    /* Compute a name over the weights really held; answer by kvplane_answer_text(). May be NULL. */
+    void (*fingerprint)(void *ctx, struct kvplane_call *call);
+    /* A weight-update call, collective_rpc, … ; answer by kvplane_answer_relay(). body is JSON
+     * text, not terminated. */
+    void (*relay)(void *ctx, struct kvplane_call *call, const char *method, const char *body,
+                  size_t len);
+    /* Another lineage from now on; kvplane_get_token() has changed already. left: nothing of before
+     * may be used again, except under its old token. No answer: returning is the acknowledgement.
+     * May be NULL. */
+    void (*lineage)(void *ctx, bool left, const char *name);
+    /* Tell what you are (same rules as kvplane_options.state). Returns nothing else; must fill
+     * *state. */
+    void (*state)(void *ctx, struct kvplane_state *state);
+    /* The daemon went away or broke the protocol: transfers have completed with
+     * KVPLANE_ERR_DISCONNECTED, the daemon's open calls are void (do not answer them). Keep serving
+     * without a store; kvplane_reattach() when ready. */
+    void (*disconnected)(void *ctx, int reason);
+    /* attach finished: KVPLANE_OK, or KVPLANE_ERR_REFUSED with kvplane_last_error(). */
+    void (*attached)(void *ctx, int result);
+};
+
+struct kvplane_options {
+    const char *socket;   /* path of the daemon's engine socket; NULL: $KVPLANE_SOCKET */
+    const char *instance; /* [A-Za-z0-9._-]{1,63} */
+    const char *tenant;   /* NULL: "default" */
+    const char *
+        layout; /* text that names everything that makes bytes interchangeable, at most 255 bytes */
+    const char *weights_name; /* version of the weights it holds, if it knows one; NULL */
+    unsigned roles;           /* kvplane_role; 0: both */
+    uint32_t rank;            /* 0 … world_size - 1 */
+    uint32_t world_size;      /* 0: 1 */
+    uint32_t block_tokens;    /* tokens per block; 0: 16 */
+    bool
+        tracks_lineage; /* keeps the token per local block and gives the oldest one with each put */
+    size_t queue_max;   /* calls in flight before KVPLANE_ERR_AGAIN; 0: 1024 */
+    const struct kvplane_callbacks *callbacks; /* borrowed for the handle's life */
+    void *ctx;                                 /* first argument of every callback */
+};
+
+/*
+ * Creates a handle and begins to attach; callbacks.attached tells the end. A daemon that is not
+ * there yet is tried again, with back-off, until kvplane_close(). Errors: INVALID
+ * (kvplane_last_error() names the option), NO_MEMORY, IO.
+ */
+KVPLANE_API int kvplane_open(const struct kvplane_options *options, struct kvplane **kv_p);
+
+/* Ends everything: open calls complete with KVPLANE_ERR_CANCELED inside this call, then the handle
+ * is freed. */
+KVPLANE_API void kvplane_close(struct kvplane *kv);
+
+/* After `disconnected` or a refusal: forget the old session, attach again. All regions must be
+ * registered again. */
+KVPLANE_API int kvplane_reattach(struct kvplane *kv);
+
+KVPLANE_API int kvplane_fd(const struct kvplane *kv); /* poll it for reading; owned by the handle */
+KVPLANE_API int
+kvplane_process(struct kvplane *kv); /* never blocks; KVPLANE_OK or ERR_DISCONNECTED */
+KVPLANE_API int
+kvplane_wait(struct kvplane *kv,
+             int timeout_ms); /* blocks for one event, then processes; ERR_TIMEOUT */
+KVPLANE_API bool kvplane_attached(const struct kvplane *kv);
+KVPLANE_API const char *
+kvplane_last_error(const struct kvplane *kv); /* "" if none; valid until the next call */
+
+/* The present stay. Take it when a request starts computing. Before the first attach: all zero,
+ * always fenced. */
+KVPLANE_API kvplane_token kvplane_get_token(const struct kvplane *kv);
+
+/* ---- memory
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+struct kvplane_region {
+    uint32_t region; /* your number, unique in this handle */
+    enum kvplane_memory kind;
+    const char *tag;    /* "kv_cache", "weights", … */
+    bool host_resident; /* sleep does not touch it */
+    int fd; /* HOST: a memfd sealed against shrinking (F_SEAL_SHRINK); borrowed for the call */
+    uint64_t fd_offset, len; /* bytes; offset a multiple of the page size */
+    uint64_t generation;     /* greater than every earlier one of this number */
+};
+typedef void (*kvplane_done_fn)(void *arg, int result);
+
+/*
+ * Hands a region over. done (may be NULL) tells how the daemon took it. A region is usable in puts
+ * and gets from the moment this returns KVPLANE_OK: order on the link is kept. To hand it over
+ * anew: the same number, a higher generation.
+ */
+KVPLANE_API int kvplane_register_region(struct kvplane *kv, const struct kvplane_region *region,
+                                        kvplane_done_fn done, void *arg);
+
+/* ---- blocks
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+struct kvplane_slice {
+    uint32_t region;
+    uint64_t offset, len;
+};
+struct kvplane_entry {
+    const void *key; /* 1 to 512 bytes */
+    size_t key_len;
+    const void *placement; /* key that decides where the block lives; NULL: the key itself */
+    size_t placement_len;
+    uint32_t group, part;               /* KV group; which rank's part (0 with one rank) */
+    kvplane_token token;                /* put only: the stay in which it was computed */
+    const struct kvplane_slice *slices; /* at most 256, together at most 1 GiB */
+    size_t nslices;
+};
+struct kvplane_key {
+    const void *key;
+    size_t len;
+};
+struct kvplane_keys {
+    uint32_t group;
+    const struct kvplane_key *keys; /* in prefix order */
+    size_t nkeys;
+};
+
+/* hits[i]: how many leading keys of groups[i] are there with every rank's part. result other than
+ * OK: nothing was looked up, hits are 0. What is found is held for `request` until got, discarded,
+ * or the hold's bound. */
+typedef void (*kvplane_lookup_fn)(void *arg, int result, const uint32_t *hits, size_t ngroups);
+KVPLANE_API int kvplane_lookup(struct kvplane *kv, uint64_t request, kvplane_token token,
+                               const struct kvplane_keys *groups, size_t ngroups,
+                               kvplane_lookup_fn done, void *arg);
+KVPLANE_API int kvplane_discard(struct kvplane *kv, uint64_t request);
+
+/* results[i] for entries[i]. get: anything but OK is a block to compute; its bytes are undefined.
+ * put: OK and EXISTS mean stored. Arguments are copied before the call returns; the memory behind
+ * the slices is not. */
+typedef void (*kvplane_batch_fn)(void *arg, const int *results, size_t n);
+KVPLANE_API int kvplane_put(struct kvplane *kv, const struct kvplane_entry *entries, size_t n,
+                            kvplane_batch_fn done, void *arg);
+KVPLANE_API int kvplane_get(struct kvplane *kv, uint64_t request, kvplane_token token,
+                            const struct kvplane_entry *entries, size_t n, kvplane_batch_fn done,
+                            void *arg);
+
+/* Tell the daemon the load, whenever it changes (it waits for idle by asking pause, not by this; a
+ * reset that was refused for held blocks is tried again when blocks_held comes to 0). */
+KVPLANE_API int kvplane_report(struct kvplane *kv, uint32_t running, uint32_t waiting,
+                               uint32_t loading, uint32_t blocks_held);
+
+/* ---- answers to callbacks
+ * -------------------------------------------------------------------------------------- */
+
+KVPLANE_API void kvplane_answer(struct kvplane_call *call, int result);
+KVPLANE_API void kvplane_answer_reset(struct kvplane_call *call, int result, uint32_t blocks_held);
+KVPLANE_API void kvplane_answer_text(struct kvplane_call *call, int result,
+                                     const char *text); /* fingerprint */
+/* json: the answer's JSON object, or with a failure the message for people. */
+KVPLANE_API void kvplane_answer_relay(struct kvplane_call *call, int result, bool weights_written,
+                                      const char *json, size_t len);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef BASE_METRICS_H
+#define BASE_METRICS_H
+
+#include "base/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ * Counters, gauges and histograms with Prometheus text exposition (format 0.0.4). The families are
+ * one table handed in at creation; a series is made by the first kvb_series() with its label
+ * values. A family has at most KVB_SERIES_MAX series: further label values share one series whose
+ * values are all "other" (a peer that invents names must not grow the process or the scrape).
+ * Values are atomics: updating one is lock free; any thread.
+ */
+#define KVB_SERIES_MAX      256
+#define KVB_LABELS_MAX      4
+#define KVB_LABEL_VALUE_MAX 128 /* bytes; longer values are cut at a UTF-8 boundary */
+
+enum kvb_metric_type { KVB_COUNTER, KVB_GAUGE, KVB_HISTOGRAM };
+
+struct kvb_metric {
+    const char *name; /* kvplane_store_used_bytes; counters end in _total */
+    enum kvb_metric_type type;
+    const char *help;
+    const char *labels[KVB_LABELS_MAX + 1]; /* names, NULL-terminated */
+    const double
+        *buckets; /* histograms: upper bounds, ascending, without +Inf; NULL: kvb_buckets_seconds */
+    size_t nbuckets;
+};
+
+extern const double kvb_buckets_seconds[];
+extern const size_t kvb_buckets_seconds_len;
+
+struct kvb_metrics;
+struct kvb_series;
+
+/* `table` (n families) must outlive the registry; a family is named by its index in it. Returns
+ * NULL: out of memory. */
+struct kvb_metrics *kvb_metrics_create(const struct kvb_metric *table, size_t n);
+void kvb_metrics_destroy(struct kvb_metrics *metrics);
+
+/* The series of a family for these label values (as many as the family has labels; NULL values are
+ * ""). Never NULL. */
+struct kvb_series *kvb_series(struct kvb_metrics *metrics, size_t family,
+                              const char *const *values);
+/* Same for families without labels. */
+struct kvb_series *kvb_series0(struct kvb_metrics *metrics, size_t family);
+
+void kvb_series_add(struct kvb_series *series, uint64_t n); /* counter */
+void kvb_series_set(struct kvb_series *series,
+                    double value); /* gauge; counters mirrored from elsewhere */
+void kvb_series_observe(struct kvb_series *series, double value); /* histogram */
+double kvb_series_value(const struct kvb_series *series); /* tests, status; a histogram's count */
+
+/* Called at the start of every write, to fetch values that live elsewhere. May take short locks,
+ * must not wait. */
+void kvb_metrics_on_collect(struct kvb_metrics *metrics, void (*collect)(void *ctx), void *ctx);
+
+/* The whole exposition as a malloc'd NUL-terminated text, returned to the caller; *len_p without
+ * the NUL. */
+KVB_MUST_USE kvb_status_t kvb_metrics_write(struct kvb_metrics *metrics, char **text_p,
+                                            size_t *len_p);
+
+#endif

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_CONNECTOR_INSTANCE_H
+#define SERVER_CONNECTOR_INSTANCE_H
+
+#include "connector/rank.h"
+
+#include "store/coordinator.h"
+
+/*
+ * An instance: one engine, all its ranks, its lifecycle (DESIGN.md section 8) and its lineage
+ * (section 4). The way of a request is straight: http route -> control -> kvp_fleet_request() ->
+ * the pure state machine (fsm.h, lineage.h) -> plan steps -> ranks and coordinator -> the same way
+ * back. Knows no HTTP and no JSON. Loop thread only.
+ */
+struct kvp_fleet;
+struct kvp_instance;
+
+/* name, label, takes the operation slot (one at a time; identical ones join, others wait, then
+ * BUSY) */
+#define KVP_OPERATIONS(X)                                                                          \
+    X(PAUSE, "pause", true)                                                                        \
+    X(RESUME, "resume", false) /* cancels a drain; else runs when the slot is free */              \
+    X(SLEEP, "sleep", true)                                                                        \
+    X(WAKE, "wake", true)                                                                          \
+    X(RELEASE_KV, "release_kv_cache_memory", true)                                                 \
+    X(RESET, "reset_prefix_cache", true)                                                           \
+    X(START_UPDATE, "start_weight_update", true)                                                   \
+    X(UPDATE, "update_weights", true) /* any relayed call that changes weights */                  \
+    X(FINISH_UPDATE, "finish_weight_update", true)                                                 \
+    X(SET_VERSION, "update_weight_version", true)                                                  \
+    X(RELAY, "relay", false) /* info, init_weight_transfer_engine, calls that change no weights */ \
+    X(TENANT_RESET, "tenant_reset", true)
+enum kvp_operation {
+#define X(name, label, slot) KVP_OP_##name,
+    KVP_OPERATIONS(X)
+#undef X
+        KVP_OP_COUNT
+};
+const char *kvp_operation_label(enum kvp_operation operation);
+
+enum kvp_tristate { KVP_UNSET, KVP_NO, KVP_YES };
+enum kvp_pause_kind {
+    KVP_MODE_ABORT,
+    KVP_MODE_WAIT,
+    KVP_MODE_KEEP,
+    KVP_MODE_RETRACT /* keep, with preemption */
+};
+
+/* What is asked. Compared field by field to tell whether two requests are identical. */
+struct kvp_ask {
+    enum kvp_operation operation;
+    uint32_t level;                   /* SLEEP: 0, 1, 2 */
+    enum kvp_pause_kind mode;         /* PAUSE, SLEEP */
+    bool clear_cache;                 /* PAUSE */
+    enum kvp_tristate reset_external; /* PAUSE, SLEEP 1, RELEASE_KV: NO opts out of leaving; RESET:
+                                         YES asks for it */
+    bool reset_running_requests;      /* RESET */
+    bool tags_given; /* WAKE: false = all. given but empty or unknown only: wakes nothing */
+    uint32_t ntags;
+    char tags[KVB_TAGS_MAX][KVB_NAME_MAX];     /* "scheduling" included */
+    char weight_version[KVB_WEIGHTS_NAME_MAX]; /* "" = none given */
+    char method[KVB_RELAY_METHOD_MAX]; /* UPDATE, RELAY, and what START/FINISH/SET_VERSION relay */
+    const char *body;                  /* JSON text for the relay; borrowed until done */
+    size_t body_len;
+};
+
+enum kvp_external {
+    KVP_EXTERNAL_NONE,
+    KVP_EXTERNAL_DONE,
+    KVP_EXTERNAL_PENDING,
+    KVP_EXTERNAL_FAILED
+};
+
+struct kvp_view; /* below */
+
+/* How it ended. Borrowed for the callback. */
+struct kvp_outcome {
+    kvb_status_t status; /* OK; BUSY (409), BAD_STATE (409), TIMEOUT (503), CANCELED (409),
+                            DISCONNECTED (503), … */
+    const char
+        *message; /* failures: what happened, what state the instance is in now, what to do */
+    uint64_t operation_id;
+    bool nothing_to_do;   /* it was so already */
+    bool local_done;      /* RESET: the engine's own cache is empty */
+    uint32_t blocks_held; /* RESET refused: by how many */
+    enum kvp_external external;
+    uint32_t ntags_woken, ntags_ignored;
+    char tags_woken[KVB_TAGS_MAX][KVB_NAME_MAX];
+    char tags_ignored[KVB_TAGS_MAX][KVB_NAME_MAX];
+    const char *relay_body; /* the engine's JSON answer, rank 0's */
+    size_t relay_len;
+    const struct kvp_view *view; /* the state it left; never NULL unless the instance is gone */
+};
+typedef void (*kvp_outcome_fn)(void *arg, const struct kvp_outcome *outcome);
+
+#define KVP_SCHEDULER_STATES(X) X(RUNNING, "running") X(PAUSING, "pausing") X(PAUSED, "paused")
+enum kvp_scheduler {
+#define X(name, text) KVP_SCHEDULER_##name,
+    KVP_SCHEDULER_STATES(X)
+#undef X
+};
+/* Who stopped the scheduler; bits, shown by label. */
+#define KVP_STOPPERS(X)                                                                            \
+    X(PAUSE, 1, "pause")                                                                           \
+    X(SLEEP, 2, "sleep") X(RELEASE, 4, "release") X(SLEEP0, 8, "sleep_level_0")                    \
+        X(DEGRADED, 16, "degraded")
+enum kvp_stopper {
+#define X(name, bit, text) KVP_STOPPED_BY_##name = (bit),
+    KVP_STOPPERS(X)
+#undef X
+};
+
+/* The truth about an instance at one moment, complete and without pointers into it: for answers,
+ * status and probes. */
+struct kvp_view {
+    char instance[KVB_NAME_MAX];
+    char tenant[KVB_NAME_MAX];
+    char layout[KVB_LAYOUT_MAX];
+    bool attached; /* all ranks of the stated world size */
+    bool ever_attached;
+    bool degraded;     /* forward-only work failed: not serving, see message */
+    char message[256]; /* why degraded or disconnected */
+    uint32_t world_size, ranks;
+    enum kvp_scheduler scheduler;
+    unsigned stopped_by; /* kvp_stopper bits */
+    enum kvb_pause_mode pause_mode;
+    uint32_t ntags;
+    struct kvb_tag_state tags[KVB_TAGS_MAX];
+    uint32_t registered_regions;
+    uint64_t registered_bytes;
+    /* derived, in one place: */
+    bool is_paused;
+    bool is_sleeping; /* a tag is not resident, or a level-0 sleep holds */
+    bool ready;       /* may take traffic */
+    char not_ready[128];
+    /* lineage */
+    struct kvb_lineage lineage;
+    bool open;
+    char weights_name[KVB_WEIGHTS_NAME_MAX];   /* under which it is joined; "" = private */
+    char private_reason[160];                  /* why private and how to do better; "" if named */
+    char weight_version[KVB_WEIGHTS_NAME_MAX]; /* last one given, for /weight_info; "default" */
+    bool weight_change_running;
+    uint32_t retirements_pending;
+    bool coordinator_reachable;
+    struct kvb_load load;
+    /* the operation in progress; operation_id 0: none */
+    uint64_t operation_id;
+    enum kvp_operation operation;
+    char step[32];
+    struct kvp_drain_progress drain;
+    uint64_t deadline_ns;
+    uint32_t waiting_operations;
+};
+
+struct kvp_bounds {            /* milliseconds; each a config key */
+    uint64_t drain_ms;         /* engine idle, 480 s */
+    uint64_t transfer_ms;      /* one transfer, 60 s */
+    uint64_t abort_ms;         /* one transfer once abort was asked, 200 ms */
+    uint64_t slot_wait_ms;     /* a different operation waits its turn, 30 s */
+    uint64_t retire_ms;        /* members leave a retired lineage, 10 s */
+    uint64_t forward_retry_ms; /* pause between tries of forward-only work, and how often */
+    uint32_t forward_tries;
+};
+
+/* What the fleet needs of the process. */
+struct kvp_fleet_config {
+    struct kvb_sched *sched;
+    struct kvs_coordinator *coordinator; /* NULL: no store configured; external parts are success */
+    struct kvs_client *store;            /* NULL likewise */
+    struct kvp_bounds bounds;
+    const char *unversioned_event;                           /* NULL, "reset", "finish", "sleep" */
+    void (*changed)(void *ctx, const struct kvp_view *view); /* after every change of state */
+    /* One line for the event stream and the log: what happened to whom. */
+    void (*event)(void *ctx, const char *instance, const char *kind, const char *detail);
+    void *ctx;
+};
+
+KVB_MUST_USE kvb_status_t kvp_fleet_create(const struct kvp_fleet_config *config,
+                                           struct kvp_fleet **fleet_p);
+void kvp_fleet_destroy(struct kvp_fleet *fleet); /* every open request is answered CANCELED; ranks
+                                                    are disconnected first */
+
+/*
+ * Starts an operation. instance NULL: the only one; INVALID with a message naming them if there are
+ * several. done comes exactly once, later, never inside this call. A client that goes away cancels
+ * nothing: it just stops listening (kvp_fleet_forget). *operation_id_p (may be NULL) is for
+ * operations/{id}.
+ */
+void kvp_fleet_request(struct kvp_fleet *fleet, const char *instance, const struct kvp_ask *ask,
+                       const char *request_id, kvp_outcome_fn done, void *arg,
+                       uint64_t *operation_id_p);
+/* done will not be called for this arg any more. */
+void kvp_fleet_forget(struct kvp_fleet *fleet, void *arg);
+
+/* false if there is none of that name. NULL: the only one. */
+bool kvp_fleet_view(struct kvp_fleet *fleet, const char *instance, struct kvp_view *view_p);
+void kvp_fleet_each(struct kvp_fleet *fleet, void (*each)(void *arg, const struct kvp_view *view),
+                    void *arg);
+uint32_t kvp_fleet_count(const struct kvp_fleet *fleet);
+
+/* Finished and running operations, newest first, for /v1/kvplane/operations. */
+struct kvp_operation_record {
+    uint64_t id;
+    enum kvp_operation operation;
+    char instance[KVB_NAME_MAX];
+    char request_id[64];
+    bool finished;
+    kvb_status_t status;
+    char message[256];
+    char step[32];
+    uint64_t started_ns, finished_ns, deadline_ns;
+    struct kvp_drain_progress drain;
+};
+#define KVP_OPERATION_RECORDS 256 /* how many finished ones are kept */
+void kvp_fleet_each_operation(struct kvp_fleet *fleet,
+                              void (*each)(void *arg, const struct kvp_operation_record *record),
+                              void *arg);
+bool kvp_fleet_operation(struct kvp_fleet *fleet, uint64_t id,
+                         struct kvp_operation_record *record_p);
+
+/* ---- for the link ---- */
+
+/*
+ * A rank said hello. OK: it belongs to *instance_p now, rank->stay is set, and calls may follow at
+ * once. REFUSED: reason (at least 256 bytes) says what to change: rank attached already, world
+ * sizes differ, host-spanning world, another tenant or layout than its fellow ranks, limits.
+ */
+KVB_MUST_USE kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet,
+                                          const struct kvb_link_hello *hello, struct kvp_rank *rank,
+                                          char *reason, size_t reason_cap,
+                                          struct kvp_instance **instance_p);
+/* Its connection ended; rank is forgotten when this returns. Its calls have all completed before.
+ */
+void kvp_instance_rank_gone(struct kvp_instance *instance, struct kvp_rank *rank,
+                            const char *reason);
+void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
+                         const struct kvb_load *load);
+/* The space and hold id that the rank's store batches carry. Valid while the instance lives. */
+const struct kvs_space *kvp_instance_space(const struct kvp_instance *instance);
+uint64_t kvp_instance_hold_id(const struct kvp_instance *instance);
+uint32_t kvp_instance_world_size(const struct kvp_instance *instance);
+
+#endif

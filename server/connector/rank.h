@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_CONNECTOR_RANK_H
+#define SERVER_CONNECTOR_RANK_H
+
+#include "base/link.h"
+#include "base/sched.h"
+
+/*
+ * The seam between an instance (connector: what must happen, in which order) and one rank of its
+ * engine (link: sockets, regions, put and get queues). The real rank is server/link/rank.c; unit
+ * tests script a fake one. Loop thread only.
+ */
+
+/*
+ * The stay every lookup, get and put is judged by, at submission and again at completion. Written
+ * by the instance's lineage rules only, read by its ranks for each message.
+ */
+struct kvp_stay {
+    struct kvb_lineage lineage;
+    struct kvb_token token;
+    bool open;     /* closed: lookups miss, puts are dropped and counted, gets fail */
+    bool private_; /* not joined under a name: a miss is counted as `private` */
+};
+
+/* The reply of a call; which member is valid follows from the message type. Borrowed for the
+ * callback. */
+union kvp_rank_reply {
+    struct kvb_link_reset_local_reply reset_local;
+    struct kvb_link_fingerprint_reply fingerprint;
+    struct kvb_link_relay_reply relay;
+    struct kvb_link_state_reply state;
+};
+
+/*
+ * status: what the engine answered; TIMEOUT: no answer by the deadline (the rank's state is now
+ * unknown to us; a late answer is dropped); DISCONNECTED. reply is NULL unless the engine answered
+ * with a payload beyond a status.
+ */
+typedef void (*kvp_rank_call_fn)(void *arg, kvb_status_t status, const union kvp_rank_reply *reply);
+typedef void (*kvp_rank_done_fn)(void *arg, kvb_status_t status);
+
+struct kvp_drain_progress {
+    uint32_t queued;  /* tasks not begun, both queues */
+    uint32_t running; /* tasks begun, both queues */
+    uint64_t bytes_left;
+};
+
+struct kvp_rank_ops {
+    /*
+     * Sends a request of the link (LINEAGE … STATE) whose message struct is msg (NULL for those
+     * without one); done comes exactly once, later, never inside call. Messages of one rank keep
+     * their order.
+     */
+    void (*call)(void *rank, enum kvb_link_type type, const void *msg, uint64_t deadline_ns,
+                 kvp_rank_call_fn done, void *arg);
+    /*
+     * Waits until no put or get is queued or running. abort: queued ones are failed at once and
+     * running ones stopped within the transfers' abort bound. TIMEOUT at the deadline, with nothing
+     * undone. One drain at a time.
+     */
+    void (*drain)(void *rank, bool abort, uint64_t deadline_ns, kvp_rank_done_fn done, void *arg);
+    struct kvp_drain_progress (*progress)(void *rank);
+    /*
+     * Fails running gets of an earlier stay as soon as they end, and stops the long ones (rule 2).
+     * Puts of an earlier stay are dropped. Called at every change of stay.
+     */
+    void (*stay_changed)(void *rank);
+    /*
+     * Unregisters every region of these tags that sleep touches (not the host-resident). All or
+     * nothing: on failure what was undone is registered again before done tells it. Already
+     * unregistered: OK.
+     */
+    void (*unregister)(void *rank, const char (*tags)[KVB_NAME_MAX], uint32_t ntags,
+                       uint64_t deadline_ns, kvp_rank_done_fn done, void *arg);
+    /*
+     * Registers the regions of these tags that the engine has handed over since they were
+     * unregistered (RESTORE). All or nothing. BAD_STATE: a region that was there before was not
+     * handed over anew.
+     */
+    void (*register_)(void *rank, const char (*tags)[KVB_NAME_MAX], uint32_t ntags,
+                      kvp_rank_done_fn done, void *arg);
+    /* Is a region of this tag registered? (truth for status and tests) */
+    uint32_t (*registered)(void *rank, const char *tag);
+    /* Ends the connection; the instance hears of it by kvp_rank_events.gone, later. */
+    void (*disconnect)(void *rank, const char *reason);
+};
+
+/* A rank as its instance holds it. */
+struct kvp_rank {
+    const struct kvp_rank_ops *ops;
+    void *impl;
+    const struct kvp_stay *stay; /* the instance's */
+    uint32_t index;
+    uint8_t roles;
+};
+
+#endif

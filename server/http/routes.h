@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_HTTP_ROUTES_H
+#define SERVER_HTTP_ROUTES_H
+
+#include "connector/instance.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/*
+ * Every route, once. api/openapi.yaml is the contract; a test compares the two both ways.
+ *
+ *   where: PROBE   answered at once in the HTTP thread, from the board (never waits: promise P6)
+ *          CONTROL answered by the loop
+ *   role:  what a token must allow: READ or ADMIN (probes need none)
+ *   operation: the operation id of openapi.yaml
+ */
+#define KVP_ROUTES(X)                                                                              \
+    /*  method  path                                  operation                    role   where */ \
+    X(GET, "/health", health, READ, PROBE)                                                         \
+    X(GET, "/livez", livez, READ, PROBE)                                                           \
+    X(GET, "/readyz", readyz, READ, PROBE)                                                         \
+    X(GET, "/startupz", startupz, READ, PROBE)                                                     \
+    X(GET, "/metrics", metrics, READ, PROBE)                                                       \
+    X(GET, "/version", version, READ, PROBE)                                                       \
+    X(GET, "/openapi.yaml", openapi, READ, PROBE)                                                  \
+    X(GET, "/is_paused", is_paused, READ, PROBE)                                                   \
+    X(GET, "/is_sleeping", is_sleeping, READ, PROBE)                                               \
+    X(POST, "/pause", pause, ADMIN, CONTROL)                                                       \
+    X(POST, "/resume", resume, ADMIN, CONTROL)                                                     \
+    X(POST, "/sleep", sleep, ADMIN, CONTROL)                                                       \
+    X(POST, "/wake_up", wake_up, ADMIN, CONTROL)                                                   \
+    X(POST, "/release_kv_cache_memory", release_kv_cache_memory, ADMIN, CONTROL)                   \
+    X(POST, "/reset_prefix_cache", reset_prefix_cache, ADMIN, CONTROL)                             \
+    X(POST, "/init_weight_transfer_engine", init_weight_transfer_engine, ADMIN, CONTROL)           \
+    X(POST, "/start_weight_update", start_weight_update, ADMIN, CONTROL)                           \
+    X(POST, "/update_weights", update_weights, ADMIN, CONTROL)                                     \
+    X(POST, "/finish_weight_update", finish_weight_update, ADMIN, CONTROL)                         \
+    X(POST, "/update_weight_version", update_weight_version, ADMIN, CONTROL)                       \
+    X(GET, "/weight_info", weight_info, READ, CONTROL)                                             \
+    X(POST, "/collective_rpc", collective_rpc, ADMIN, CONTROL)                                     \
+    X(GET, "/get_world_size", get_world_size, READ, CONTROL)                                       \
+    X(GET, "/v1/kvplane/instances", list_instances, READ, CONTROL)                                 \
+    X(GET, "/v1/kvplane/instances/{name}", get_instance, READ, CONTROL)                            \
+    X(GET, "/v1/kvplane/operations", list_operations, READ, CONTROL)                               \
+    X(GET, "/v1/kvplane/operations/{id}", get_operation, READ, CONTROL)                            \
+    X(GET, "/v1/kvplane/tenants", list_tenants, READ, CONTROL)                                     \
+    X(GET, "/v1/kvplane/tenants/{name}", get_tenant, READ, CONTROL)                                \
+    X(POST, "/v1/kvplane/tenants/{name}/reset", reset_tenant, ADMIN, CONTROL)
+
+enum kvp_method { KVP_GET, KVP_POST };
+enum kvp_role_needed { KVP_ROLE_READ, KVP_ROLE_ADMIN };
+enum kvp_where { KVP_PROBE, KVP_CONTROL };
+enum kvp_route_id {
+#define X(method, path, operation, role, where) KVP_ROUTE_##operation,
+    KVP_ROUTES(X)
+#undef X
+        KVP_ROUTE_COUNT
+};
+struct kvp_route {
+    enum kvp_route_id id;
+    enum kvp_method method;
+    const char *path;
+    const char *operation;
+    enum kvp_role_needed role;
+    enum kvp_where where;
+};
+extern const struct kvp_route kvp_routes[KVP_ROUTE_COUNT];
+
+/*
+ * Every parameter, once, with how it is read: from the query, else from a JSON object body.
+ * Booleans in any case (true/false, 1/0, on/off, yes/no, t/f, y/n); of a repeated scalar the last
+ * wins; unknown names are ignored; a bad value is 400 with error.param "query.NAME" or "body.NAME"
+ * and nothing has happened.
+ */
+#define KVP_PARAMS(X)                                                                              \
+    /* name                       kind   */                                                        \
+    X(level, LEVEL) /* 0, 1, 2 */                                                                  \
+    X(mode, MODE)   /* abort, wait, keep; retract and in_place (SGLang) */                         \
+    X(clear_cache, BOOL)                                                                           \
+    X(wait_for_inflight_requests, BOOL) /* old vLLM: true means mode=wait */                       \
+    X(reset_external, BOOL)                                                                        \
+    X(reset_running_requests, BOOL)                                                                \
+    X(strict, BOOL)                                                                                \
+    X(weight_version, TEXT)                                                                        \
+    X(new_version, TEXT)                                                                           \
+    X(tags, TAGS) /* repeated, or a JSON list or null */
+
+enum kvp_param {
+#define X(name, kind) KVP_PARAM_##name,
+    KVP_PARAMS(X)
+#undef X
+        KVP_PARAM_COUNT
+};
+
+struct kvp_params {
+    uint32_t given; /* bit 1 << KVP_PARAM_x: present and not null */
+    uint32_t level;
+    enum kvp_pause_kind mode;
+    bool clear_cache;
+    bool wait_for_inflight_requests;
+    bool reset_external;
+    bool reset_running_requests;
+    bool strict;
+    char weight_version[KVB_WEIGHTS_NAME_MAX];
+    char new_version[KVB_WEIGHTS_NAME_MAX];
+    uint32_t ntags;
+    char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
+};
+
+static inline bool kvp_given(const struct kvp_params *params, enum kvp_param which)
+{
+    return (params->given & (1u << which)) != 0;
+}
+
+#endif

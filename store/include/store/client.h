@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef STORE_CLIENT_H
+#define STORE_CLIENT_H
+
+#include "base/id.h"
+#include "base/sched.h"
+#include "base/wire.h"
+#include "transport/transport.h"
+
+/*
+ * The daemon's way to the store (DESIGN.md section 12, seam 1): asynchronous batches, spread over
+ * the nodes by placement and answered entry by entry, also when the only node is this process
+ * itself. A node that does not answer is a miss within the deadline (UNAVAILABLE), never an error
+ * of the batch.
+ *
+ * Knows keys, tenants and lineages; knows nothing of stays, tokens or engines: whoever calls has
+ * checked those, and checks them again when the answer comes. Loop thread only. A batch completes
+ * exactly once, never inside submit.
+ */
+struct kvs_client;
+struct kvs_node;
+
+/* Whose objects, and what bytes are interchangeable with what. Both are part of every stored key.
+ */
+struct kvs_space {
+    char tenant[64];
+    char layout[256];
+};
+
+enum kvs_batch_op {
+    KVS_EXISTS, /* status OK or NOT_FOUND per item; with hold: found objects are held */
+    KVS_PUT,    /* OK, EXISTS (the first stays), NO_SPACE, QUOTA, TOO_LARGE, GENERATION, TIMEOUT,
+                   CANCELED, FENCED (retired) */
+    KVS_GET,    /* OK, NOT_FOUND, CHECKSUM, TICKET, GENERATION, TIMEOUT, CANCELED; TOO_LARGE: stored
+                   length differs */
+    KVS_REMOVE, /* OK, NOT_FOUND, BUSY (read or pinned, without force) */
+};
+
+struct kvs_item {
+    /* set by the caller; spans and slices borrowed until done */
+    struct kvb_span key;       /* 1 to 512 bytes */
+    struct kvb_span placement; /* empty: the key */
+    uint32_t group;
+    uint32_t part;
+    const struct kvt_slice *slices; /* PUT, GET */
+    uint32_t nslices;
+    /* the answer */
+    kvb_status_t status;
+    uint64_t len; /* EXISTS, GET: bytes stored */
+};
+
+/* Who holds what a lookup promised (DESIGN.md section 5): ends at get, discard, or its bound. */
+struct kvs_hold {
+    uint64_t instance; /* 0: no hold */
+    uint64_t request;
+};
+
+struct kvs_batch {
+    /* set by the caller */
+    enum kvs_batch_op op;
+    const struct kvs_space *space; /* borrowed until done */
+    struct kvb_lineage lineage;
+    struct kvs_hold hold; /* EXISTS: take; GET: give back what is got */
+    bool force;           /* REMOVE */
+    uint64_t deadline_ns;
+    struct kvs_item *items; /* borrowed until done */
+    uint32_t nitems;
+    void (*done)(struct kvs_batch *batch); /* every item has its status */
+
+    /* the client's own */
+    struct {
+        struct kvs_client *client;
+        struct kvb_list link;
+        uint32_t left;
+        void *state;
+    } impl;
+};
+
+KVB_MUST_USE kvb_status_t kvs_client_create(struct kvb_sched *sched, struct kvs_client **client_p);
+void kvs_client_destroy(struct kvs_client *client); /* no batch in flight */
+
+/* A node under a name; borrowed. weight: its capacity, for placement. */
+KVB_MUST_USE kvb_status_t kvs_client_add_node(struct kvs_client *client, const char *name,
+                                              struct kvs_node *node, uint64_t weight);
+
+/* Taken only on OK. AGAIN: too much in flight, the completion of any batch makes room. INVALID.
+ * NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batch);
+
+/* Items not begun complete CANCELED, running transfers are stopped by the deadline; done still
+ * comes. Idempotent. */
+void kvs_client_cancel(struct kvs_batch *batch, uint64_t stop_deadline_ns);
+
+/* Gives back what a request still holds, on every node. */
+void kvs_client_discard(struct kvs_client *client, struct kvs_hold hold);
+/* Gives back everything an instance holds. */
+void kvs_client_discard_instance(struct kvs_client *client, uint64_t instance);
+
+#endif

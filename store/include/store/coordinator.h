@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef STORE_COORDINATOR_H
+#define STORE_COORDINATOR_H
+
+#include "base/id.h"
+#include "base/sched.h"
+#include "store/client.h"
+
+/*
+ * What instances must agree on (DESIGN.md sections 4 and 10): which lineage a name of the weights
+ * stands for, who its members are, which lineages are retired, and the tenants' quotas. An
+ * interface: embedded (this process, lossless) and later etcd. Everything is asynchronous and may
+ * answer UNAVAILABLE; nobody waits for it to sleep or wake. Loop thread only. Callbacks never run
+ * inside the call that starts them; each request completes exactly once.
+ */
+struct kvs_coordinator;
+struct kvs_member;
+
+/* One instance as the coordinator knows it; its callbacks are the watch. */
+struct kvs_member_ops {
+    /* `lineage` was retired by somebody: leave it (DESIGN.md section 4, rules 1-4), then call
+     * kvs_member_left(). Also called for an instance that is not in it any more; it then answers at
+     * once. */
+    void (*told)(void *ctx, struct kvb_lineage lineage, uint64_t retirement);
+    /* The tenant is reset: leave whatever it is in, named or private, then call kvs_member_left().
+     */
+    void (*told_tenant)(void *ctx, uint64_t retirement);
+    /* The coordinator went out of reach, or is back (then compare the binding: kvs_member_check()).
+     */
+    void (*reachable)(void *ctx, bool reachable);
+};
+
+KVB_MUST_USE kvb_status_t kvs_member_open(struct kvs_coordinator *coordinator, const char *instance,
+                                          const struct kvs_space *space,
+                                          const struct kvs_member_ops *ops, void *ctx,
+                                          struct kvs_member **member_p);
+/* Its pending requests complete with CANCELED inside this call; its bindings end. */
+void kvs_member_close(struct kvs_member *member);
+
+struct kvs_coord_request {
+    void (*done)(struct kvs_coord_request *request, kvb_status_t status);
+    struct kvb_lineage lineage; /* resolve: the answer */
+    bool bound;                 /* check: the answer */
+    struct {
+        struct kvb_list link;
+        struct kvb_event event;
+        struct kvs_coordinator *coordinator;
+        struct kvs_member *member;
+        kvb_status_t status;
+        void *state;
+    } impl;
+};
+
+/* The lineage of a name, created if absent; the member is counted in it from then on. */
+void kvs_member_resolve(struct kvs_member *member, const char *name,
+                        struct kvs_coord_request *request);
+/* Is this name still bound to this lineage? If so the member is counted in it (again). */
+void kvs_member_check(struct kvs_member *member, const char *name, struct kvb_lineage lineage,
+                      struct kvs_coord_request *request);
+/* Not a member of that name any more; no answer. A name whose last member left is forgotten after a
+ * grace period. */
+void kvs_member_leave(struct kvs_member *member, const char *name);
+/* A private lineage was left: nobody can read it again, its space may go. No answer. */
+void kvs_member_abandon(struct kvs_member *member, struct kvb_lineage lineage);
+/* This member has left what retirement named and its engine has acknowledged that. */
+void kvs_member_left(struct kvs_member *member, uint64_t retirement);
+
+/*
+ * Retires lineages for everyone: names unbound, members told, nodes reclaim. OK: the coordinator
+ * has it and every live member has left. TIMEOUT: it has it, a member did not answer by the
+ * deadline (and is fenced). UNAVAILABLE: nothing happened. The asking member is not told; it has
+ * left already.
+ */
+void kvs_member_retire(struct kvs_member *member, const struct kvb_lineage *lineages, uint32_t n,
+                       uint64_t deadline_ns, struct kvs_coord_request *request);
+/* Every lineage of the tenant, and every instance of it leaves, named or private. member: who asks,
+ * or NULL. */
+void kvs_tenant_reset(struct kvs_coordinator *coordinator, const char *tenant,
+                      struct kvs_member *member, uint64_t deadline_ns,
+                      struct kvs_coord_request *request);
+
+/* Makes the tenant's next lineage for `--unversioned` (DESIGN.md section 4, rule 7): the first
+ * caller of a step makes it, later callers of the same step get the same. `step` counts the steps
+ * the caller has taken since `epoch`, which the tenant's last reset began; an answer FENCED means:
+ * out of step, stay private. */
+void kvs_member_step(struct kvs_member *member, uint64_t epoch, uint64_t step,
+                     struct kvs_coord_request *request);
+
+/* ---- embedded ---- */
+
+/* What retires objects: the nodes of this process. */
+struct kvs_reclaim_ops {
+    void (*retire)(void *ctx, const struct kvb_lineage *lineages, uint32_t n);
+    /* All lineages of the tenant that hold objects now, as a malloc'd array returned to the caller.
+     */
+    kvb_status_t (*lineages)(void *ctx, const char *tenant, struct kvb_lineage **lineages_p,
+                             uint32_t *n_p);
+};
+KVB_MUST_USE kvb_status_t kvs_embedded_create(struct kvb_sched *sched, uint64_t grace_ms,
+                                              const struct kvs_reclaim_ops *reclaim,
+                                              void *reclaim_ctx,
+                                              struct kvs_coordinator **coordinator_p);
+void kvs_coordinator_destroy(struct kvs_coordinator *coordinator); /* members closed first */
+
+/* Tests and simulation: as if the coordinator could not be reached. */
+void kvs_embedded_set_reachable(struct kvs_coordinator *coordinator, bool reachable);
+
+/* For status: one call per bound name. */
+void kvs_coordinator_each_name(struct kvs_coordinator *coordinator,
+                               void (*each)(void *arg, const struct kvs_space *space,
+                                            const char *name, struct kvb_lineage lineage,
+                                            uint32_t members),
+                               void *arg);
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TRANSPORT_REGION_H
+#define TRANSPORT_REGION_H
+
+#include "base/list.h"
+#include "base/sched.h"
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/*
+ * A contiguous range of an engine's memory, handed over as a descriptor (DESIGN.md sections 3 and
+ * 6). Its life:
+ *
+ *   mapped        the engine holds it; this process has the descriptor and nothing else
+ *   registered    mapped here too and known to the transport: transfers may name it
+ *   draining      admission stopped; waits for its transfers, then quiesces what is left
+ *   unregistered  nothing of ours holds its memory: no mapping, no registration, no descriptor
+ *
+ * Transfers hold a reference. A region is never deregistered under one: if quiescing does not
+ * finish, unregistering fails and the registration stays. What arrives for an older generation
+ * changes nothing. Loop thread only.
+ */
+#define KVT_REGION_STATES(X)                                                                       \
+    X(MAPPED, "mapped")             /* owns: fd. waits for: register */                            \
+    X(REGISTERED, "registered")     /* owns: fd, mapping. waits for: unregister */                 \
+    X(DRAINING, "draining")         /* owns: fd, mapping. waits for: references to come to 0 */    \
+    X(UNREGISTERED, "unregistered") /* owns: nothing. waits for: destroy */
+enum kvt_region_state {
+#define X(name, text) KVT_REGION_##name,
+    KVT_REGION_STATES(X)
+#undef X
+};
+const char *kvt_region_state_text(enum kvt_region_state state);
+
+enum kvt_memory_kind { KVT_MEMORY_HOST, KVT_MEMORY_CUDA };
+
+/* What a kind of memory can do for us; one table for each kind (host here, CUDA through its helper
+ * later). */
+struct kvt_memory_ops {
+    const char *name;
+    /* Checks the descriptor (kind, seals, size against offset + len with overflow) without mapping
+     * it. */
+    kvb_status_t (*check)(int fd, uint64_t offset, uint64_t len, const char **reason_p);
+    kvb_status_t (*map)(int fd, uint64_t offset, uint64_t len, void **map_p);
+    void (*unmap)(void *map, uint64_t len);
+    /* Address the CPU (and a NIC) may use, or NULL: bytes then go through copy_in/copy_out. */
+    void *(*address)(void *map);
+    kvb_status_t (*copy_in)(void *map, uint64_t offset, const void *src, size_t len);
+    kvb_status_t (*copy_out)(void *map, uint64_t offset, void *dst, size_t len);
+};
+extern const struct kvt_memory_ops kvt_memory_host;
+
+struct kvt_region_desc {
+    uint32_t number; /* the engine's */
+    enum kvt_memory_kind kind;
+    char tag[64];
+    bool host_resident;
+    uint64_t fd_offset;
+    uint64_t len;
+    uint64_t generation;
+};
+
+struct kvt_transport;
+struct kvt_region;
+
+/* Takes fd on success only. INVALID: the descriptor does not fit, *reason_p says how. NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvt_region_create(struct kvt_transport *transport,
+                                            const struct kvt_region_desc *desc, int fd,
+                                            struct kvt_region **region_p, const char **reason_p);
+/* mapped or unregistered only (asserted). Closes the descriptor. */
+void kvt_region_destroy(struct kvt_region *region);
+
+/* mapped -> registered. Completes before it returns for host memory; failures leave it mapped:
+ * NO_MEMORY, IO, LIMIT. */
+KVB_MUST_USE kvb_status_t kvt_region_register(struct kvt_region *region);
+
+/*
+ * registered -> draining -> unregistered, and the descriptor is closed. New transfers are refused
+ * (GENERATION) at once; running ones may finish until drain_deadline_ns, then they are cancelled,
+ * and must be gone by stop_deadline_ns. done, later, exactly once: OK; TIMEOUT: a transfer could
+ * not be stopped, the region is REGISTERED again.
+ */
+typedef void (*kvt_region_done_fn)(void *arg, struct kvt_region *region, kvb_status_t status);
+void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns,
+                           uint64_t stop_deadline_ns, kvt_region_done_fn done, void *arg);
+
+const struct kvt_region_desc *kvt_region_desc(const struct kvt_region *region);
+enum kvt_region_state kvt_region_state(const struct kvt_region *region);
+uint32_t kvt_region_refs(const struct kvt_region *region); /* transfers that name it */
+
+#endif

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TRANSPORT_TRANSPORT_H
+#define TRANSPORT_TRANSPORT_H
+
+#include "transport/region.h"
+
+/*
+ * Moves bytes between regions and shares; knows neither keys nor tenants (DESIGN.md section 6). One
+ * interface, several implementations: loopback (this process), later tcp and rdma. One contract
+ * suite runs against each.
+ *
+ * A transfer copies between slices of regions on the engine's side and extents of one share on the
+ * node's side, in order, as one run of bytes. It completes exactly once, through its done callback,
+ * never inside start or cancel. Loop thread only.
+ */
+struct kvt_share; /* a node's memory as this transport reaches it */
+
+struct kvt_slice {
+    struct kvt_region *region;
+    uint64_t offset;
+    uint64_t len;
+};
+struct kvt_extent {
+    uint64_t offset; /* in the share */
+    uint64_t len;
+};
+
+enum kvt_direction { KVT_TO_SHARE, KVT_FROM_SHARE };
+
+struct kvt_transfer {
+    /* set by the caller, valid until done */
+    enum kvt_direction direction;
+    struct kvt_share *share;
+    const struct kvt_slice *slices;
+    uint32_t nslices;
+    const struct kvt_extent *extents; /* same number of bytes as the slices */
+    uint32_t nextents;
+    bool hash; /* XXH3-64 over the bytes as they were moved */
+    uint64_t deadline_ns;
+    void (*done)(struct kvt_transfer *transfer, kvb_status_t status);
+
+    /* set on success */
+    uint64_t checksum;
+
+    /* the transport's own */
+    struct {
+        struct kvt_transport *transport;
+        struct kvb_list link;
+        void *state;
+    } impl;
+};
+
+enum kvt_capability {
+    KVT_CAP_PINS_MEMORY = 1,   /* a registration keeps physical pages: sleep must unregister */
+    KVT_CAP_EXPORTS_KEYS = 2,  /* peers hold keys to engine memory: sleep mode is refused */
+    KVT_CAP_NEEDS_STAGING = 4, /* cannot reach device memory itself */
+    KVT_CAP_NODE_COPIES = 8,   /* one request each way, the node moves the bytes (loopback, tcp) */
+};
+
+struct kvt_transport_ops {
+    const char *name;
+    unsigned capabilities;
+    kvb_status_t (*start)(struct kvt_transport *transport, struct kvt_transfer *transfer);
+    void (*cancel)(struct kvt_transport *transport, struct kvt_transfer *transfer,
+                   uint64_t stop_deadline_ns);
+    kvb_status_t (*region_register)(struct kvt_transport *transport, struct kvt_region *region);
+    void (*region_unregister)(struct kvt_transport *transport, struct kvt_region *region);
+    void (*destroy)(struct kvt_transport *transport);
+};
+struct kvt_transport {
+    const struct kvt_transport_ops *ops;
+    struct kvb_sched *sched;
+    uint32_t in_flight;
+    uint32_t in_flight_max;
+};
+
+/*
+ * Begins a transfer; takes a reference on every region named. Not taken, nothing started, on:
+ * INVALID (lengths differ, a slice outside its region, nothing to move), GENERATION (a region is
+ * not registered), AGAIN (in_flight_max: the completion of any transfer makes room). done then
+ * tells OK, TIMEOUT (deadline), CANCELED, or an error of the peer.
+ */
+KVB_MUST_USE kvb_status_t kvt_transfer_start(struct kvt_transport *transport,
+                                             struct kvt_transfer *transfer);
+
+/* Stops a started transfer; done comes by the deadline with CANCELED, or with what it had come to.
+ * Idempotent. */
+void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_ns);
+
+/* The transport of one process: the share is its own memory. Moves at most KVT_LOOPBACK_SLICE bytes
+ * a turn and transfer, so that a long copy holds nothing up. */
+#define KVT_LOOPBACK_SLICE (256u << 10)
+KVB_MUST_USE kvb_status_t kvt_loopback_create(struct kvb_sched *sched, uint32_t in_flight_max,
+                                              struct kvt_transport **transport_p);
+/* base is borrowed and outlives the share. */
+KVB_MUST_USE kvb_status_t kvt_loopback_share(struct kvt_transport *transport, void *base,
+                                             uint64_t len, struct kvt_share **share_p);
+void kvt_share_destroy(struct kvt_share *share);
+
+void kvt_transport_destroy(struct kvt_transport *transport); /* nothing in flight, no regions */
+
+#endif
