@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Formatter and linters over the whole tree; every finding is an error. Called by ./dev lint.
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+bad=0
+note() {
+    echo "lint: $*"
+    bad=1
+}
+mapfile -t sources < <(git ls-files '*.c' '*.h')
+mapfile -t scripts < <(git ls-files '*.sh')
+mapfile -t program < <(git ls-files 'base/*.c' 'transport/*.c' 'store/*.c' 'server/*.c' 'engine/*.c')
+mapfile -t headers < <(git ls-files '*.h')
+includes=(-Ibase/include -Itransport/include -Istore/include -Iengine/include -Iserver -Iapi -Itests/lib)
+
+clang-format --dry-run -Werror "${sources[@]}" || note "clang-format: run clang-format -i on the files above"
+for file in "${sources[@]}"; do
+    head -n 1 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || note "$file: no SPDX line"
+done
+for header in "${headers[@]}"; do
+    gcc -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -fsyntax-only -I"$(dirname "$header")" "${includes[@]}" \
+        -x c "$header" || note "$header does not compile alone"
+done
+shellcheck dev .ci/run "${scripts[@]}" || note "shellcheck"
+cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --enable=warning,portability \
+    --suppress=missingIncludeSystem --suppress=nullPointerArithmeticRedundantCheck "${includes[@]}" \
+    "${program[@]}" || note "cppcheck"
+git grep -nE '\b(TODO|FIXME|XXX)\b' -- '*.c' '*.h' && note "a TODO without an issue"
+[ "$bad" -eq 0 ] && echo "lint: ok"
+exit "$bad"
