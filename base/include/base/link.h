@@ -35,8 +35,8 @@
 #define KVB_RELAY_METHOD_MAX 128
 #define KVB_RELAY_BODY_MAX   (32u << 20)
 
-/* dir: E = engine to daemon, D = daemon to engine. max: largest payload. bound: default time to
- * answer, ms. */
+/* dir: E = engine to daemon, D = daemon to engine. max: largest payload, request or reply. bound:
+ * default time to answer, ms. FINGERPRINT and STATE have an empty request, EVENT any payload. */
 #define KVB_LINK_MESSAGES(X)                                                                       \
     /* name             id  label              dir  max          bound_ms */                       \
     X(HELLO, 1, "hello", 'E', 1u << 16, 10000)                                                     \
@@ -52,9 +52,9 @@
     X(RESET_LOCAL, 19, "reset_local", 'D', 64, 30000)                                              \
     X(RELEASE, 20, "release", 'D', 1024, 120000)                                                   \
     X(RESTORE, 21, "restore", 'D', 1024, 120000)                                                   \
-    X(FINGERPRINT, 22, "fingerprint", 'D', 64, 120000)                                             \
+    X(FINGERPRINT, 22, "fingerprint", 'D', 1024, 120000)                                           \
     X(RELAY, 23, "relay", 'D', (32u << 20) + 4096, 3600000)                                        \
-    X(STATE, 24, "state", 'D', 64, 10000)                                                          \
+    X(STATE, 24, "state", 'D', 4096, 10000)                                                        \
     X(EVENT, 25, "event", 'D', 1u << 16, 0)
 
 enum kvb_link_type {
@@ -283,8 +283,10 @@ struct kvb_link_state_reply {
 /*
  * pack: appends to the writer. unpack: fills *msg_p from a payload; spans borrow from it; arrays
  * are malloc'd and owned by the struct until kvb_link_*_free(). Everything is checked: limits
- * above, names' alphabet, enum ranges, counts against what is left, slice sums (overflow,
- * KVB_VALUE_MAX, not 0), nothing left over. ERR_PROTOCOL or ERR_NO_MEMORY.
+ * above, names' alphabet, other text printable UTF-8, enum ranges, final statuses, counts against
+ * what is left, slices (not empty, no overflow, sum at most KVB_VALUE_MAX), no tag twice, batches
+ * and lookups not empty, an echo whole or absent, nothing left over. ERR_PROTOCOL or ERR_NO_MEMORY;
+ * hello: ERR_UNSUPPORTED for another version, whose payload cannot be read.
  */
 #define KVB_LINK_CODEC(name, type)                                                                 \
     void kvb_link_##name##_pack(struct kvb_writer *writer, const struct type *msg);                \
