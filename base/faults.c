@@ -65,4 +65,20 @@ bool kvb_fault_all(enum kvb_fault_name name)
     return kvb_fault(name) && !first_only;
 }
 
+uint64_t kvb_fault_hold_ns(const struct kvb_random *random)
+{
+    struct {
+        uint32_t kind;
+        uint32_t span;
+    } draw;
+    if (!running) {
+        return 0;
+    }
+    random->fill(random->ctx, &draw, sizeof draw);
+    if (draw.kind % 512 == 0) {
+        return 1 + draw.span % (250 * KVB_NS_PER_MS);
+    }
+    return draw.kind % 16 == 1 ? 1 + draw.span % (5 * KVB_NS_PER_MS) : 0;
+}
+
 #endif

@@ -2,6 +2,7 @@
 #ifndef BASE_FAULTS_H
 #define BASE_FAULTS_H
 
+#include "base/clock.h"
 #include "base/status.h"
 
 #include <stdbool.h>
@@ -45,10 +46,15 @@ bool kvb_fault_run(void);
 bool kvb_fault(enum kvb_fault_name name);
 /* Every other protection that would hide it is taken out too (not with :first). */
 bool kvb_fault_all(enum kvb_fault_name name);
+/* How long the hostile schedule holds a transfer between two of its steps, drawn anew at each: 0
+ * for most, and outside fault runs; a few ms for some; long enough to straddle a lifecycle step for
+ * a few. */
+uint64_t kvb_fault_hold_ns(const struct kvb_random *random);
 #else
-#define kvb_fault_run()     false
-#define kvb_fault(name)     false
-#define kvb_fault_all(name) false
+#define kvb_fault_run()           false
+#define kvb_fault(name)           false
+#define kvb_fault_all(name)       false
+#define kvb_fault_hold_ns(random) ((void)(random), UINT64_C(0))
 #endif
 
 /* What `--fault list` prints, also in a build without them. */

@@ -34,25 +34,29 @@ enum kvt_region_state {
 };
 const char *kvt_region_state_text(enum kvt_region_state state);
 
-enum kvt_memory_kind { KVT_MEMORY_HOST, KVT_MEMORY_CUDA };
+enum kvt_memory_kind { KVT_MEMORY_HOST, KVT_MEMORY_CUDA, KVT_MEMORY_KINDS };
 
 /* What a kind of memory can do for us; one table for each kind (host here, CUDA through its helper
  * later). */
 struct kvt_memory_ops {
     const char *name;
     /* Checks the descriptor (kind, seals, size against offset + len with overflow) without mapping
-     * it. */
+     * it. INVALID: *reason_p (static text) says what to change. */
     kvb_status_t (*check)(int fd, uint64_t offset, uint64_t len, const char **reason_p);
+    /* NO_MEMORY, LIMIT, IO. */
     kvb_status_t (*map)(int fd, uint64_t offset, uint64_t len, void **map_p);
     void (*unmap)(void *map, uint64_t len);
-    /* Address the CPU (and a NIC) may use, or NULL: bytes then go through copy_in/copy_out. */
+    /* Address the CPU (and a NIC) may use; NULL as a member: bytes go through copy_in/copy_out. */
     void *(*address)(void *map);
     kvb_status_t (*copy_in)(void *map, uint64_t offset, const void *src, size_t len);
     kvb_status_t (*copy_out)(void *map, uint64_t offset, void *dst, size_t len);
 };
+/* A memfd: sealed against shrinking (or a peer could take the pages away under a copy), writable,
+ * at a page boundary. */
 extern const struct kvt_memory_ops kvt_memory_host;
 
 struct kvt_region_desc {
+    uint64_t owner;  /* whose numbers these are: one value per engine rank */
     uint32_t number; /* the engine's */
     enum kvt_memory_kind kind;
     char tag[64];
@@ -65,11 +69,12 @@ struct kvt_region_desc {
 struct kvt_transport;
 struct kvt_region;
 
-/* Takes fd on success only. INVALID: the descriptor does not fit, *reason_p says how. NO_MEMORY. */
+/* Takes fd on success only. INVALID, UNSUPPORTED (no such kind of memory here): *reason_p (static
+ * text) says what does not fit. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvt_region_create(struct kvt_transport *transport,
                                             const struct kvt_region_desc *desc, int fd,
                                             struct kvt_region **region_p, const char **reason_p);
-/* mapped or unregistered only (asserted). Closes the descriptor. */
+/* mapped or unregistered only (asserted). Closes the descriptor. NULL: nothing. */
 void kvt_region_destroy(struct kvt_region *region);
 
 /* mapped -> registered. Completes before it returns for host memory; failures leave it mapped:
@@ -79,8 +84,8 @@ KVB_MUST_USE kvb_status_t kvt_region_register(struct kvt_region *region);
 /*
  * registered -> draining -> unregistered, and the descriptor is closed. New transfers are refused
  * (GENERATION) at once; running ones may finish until drain_deadline_ns, then they are cancelled,
- * and must be gone by stop_deadline_ns. done, later, exactly once: OK; TIMEOUT: a transfer could
- * not be stopped, the region is REGISTERED again.
+ * and must be gone by stop_deadline_ns, which is later. done, later, exactly once: OK; TIMEOUT: a
+ * transfer could not be stopped, the region is REGISTERED again.
  */
 typedef void (*kvt_region_done_fn)(void *arg, struct kvt_region *region, kvb_status_t status);
 void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns,

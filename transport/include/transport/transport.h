@@ -57,6 +57,7 @@ enum kvt_capability {
     KVT_CAP_NODE_COPIES = 8,   /* one request each way, the node moves the bytes (loopback, tcp) */
 };
 
+/* What an implementation gives; transport_impl.h says what it may call. */
 struct kvt_transport_ops {
     const char *name;
     unsigned capabilities;
@@ -70,15 +71,19 @@ struct kvt_transport_ops {
 struct kvt_transport {
     const struct kvt_transport_ops *ops;
     struct kvb_sched *sched;
+    const struct kvt_memory_ops *memory[KVT_MEMORY_KINDS]; /* NULL: not supported here */
+    struct kvb_list transfers;                             /* started, not completed */
     uint32_t in_flight;
     uint32_t in_flight_max;
+    uint32_t regions;      /* that exist */
+    struct kvb_list stale; /* fault runs: registrations that outlived their region */
 };
 
 /*
  * Begins a transfer; takes a reference on every region named. Not taken, nothing started, on:
- * INVALID (lengths differ, a slice outside its region, nothing to move), GENERATION (a region is
- * not registered), AGAIN (in_flight_max: the completion of any transfer makes room). done then
- * tells OK, TIMEOUT (deadline), CANCELED, or an error of the peer.
+ * INVALID (lengths differ, a slice or extent that is empty or outside, nothing to move), GENERATION
+ * (a region is not registered), AGAIN (in_flight_max: the completion of any transfer makes room).
+ * done then tells OK, TIMEOUT (deadline), CANCELED, or an error of the peer.
  */
 KVB_MUST_USE kvb_status_t kvt_transfer_start(struct kvt_transport *transport,
                                              struct kvt_transfer *transfer);
@@ -88,14 +93,16 @@ KVB_MUST_USE kvb_status_t kvt_transfer_start(struct kvt_transport *transport,
 void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_ns);
 
 /* The transport of one process: the share is its own memory. Moves at most KVT_LOOPBACK_SLICE bytes
- * a turn and transfer, so that a long copy holds nothing up. */
+ * a turn and transfer, and KVT_LOOPBACK_TURN bytes a turn, so that long copies, few or many, hold
+ * nothing up. NO_MEMORY. */
 #define KVT_LOOPBACK_SLICE (256u << 10)
+#define KVT_LOOPBACK_TURN  (1u << 20)
 KVB_MUST_USE kvb_status_t kvt_loopback_create(struct kvb_sched *sched, uint32_t in_flight_max,
                                               struct kvt_transport **transport_p);
-/* base is borrowed and outlives the share. */
+/* base is borrowed and outlives the share. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvt_loopback_share(struct kvt_transport *transport, void *base,
                                              uint64_t len, struct kvt_share **share_p);
-void kvt_share_destroy(struct kvt_share *share);
+void kvt_share_destroy(struct kvt_share *share); /* no transfer names it */
 
 void kvt_transport_destroy(struct kvt_transport *transport); /* nothing in flight, no regions */
 

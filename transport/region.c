@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Regions and their life. The order of unregistering is the promise (P3: no pin outlives its
+ * mapping): admission ends, transfers end or are cancelled, and only at zero references the
+ * transport forgets the region, the mapping goes, the descriptor goes, and `done` is told. Whatever
+ * is slow, the registration outlives the transfers; it never is the other way round.
+ */
+#include "transport/region.h"
+
+#include "base/assert.h"
+#include "base/faults.h"
+#include "transport_impl.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static const char *const state_texts[] = {
+#define X(name, text) [KVT_REGION_##name] = (text),
+    KVT_REGION_STATES(X)
+#undef X
+};
+
+const char *kvt_region_state_text(enum kvt_region_state state)
+{
+    return state_texts[state];
+}
+
+static void set_state(struct kvt_region *region, enum kvt_region_state state)
+{
+    static const bool legal[][KVT_REGION_UNREGISTERED + 1] = {
+        [KVT_REGION_MAPPED] = {[KVT_REGION_REGISTERED] = true},
+        [KVT_REGION_REGISTERED] = {[KVT_REGION_DRAINING] = true},
+        [KVT_REGION_DRAINING] = {[KVT_REGION_REGISTERED] = true, [KVT_REGION_UNREGISTERED] = true},
+        [KVT_REGION_UNREGISTERED] = {false},
+    };
+    kvb_assert(legal[region->state][state]);
+    region->state = state;
+}
+
+static void on_step(struct kvb_event *event);
+static void on_bound(struct kvb_timer *timer);
+
+kvb_status_t kvt_region_create(struct kvt_transport *transport, const struct kvt_region_desc *desc,
+                               int fd, struct kvt_region **region_p, const char **reason_p)
+{
+    const struct kvt_memory_ops *memory =
+        desc->kind < KVT_MEMORY_KINDS ? transport->memory[desc->kind] : NULL;
+    if (memory == NULL) {
+        *reason_p = "this kind of memory is not supported here";
+        return KVB_ERR_UNSUPPORTED;
+    }
+    kvb_status_t status = memory->check(fd, desc->fd_offset, desc->len, reason_p);
+    if (status != KVB_OK) {
+        return status;
+    }
+    struct kvt_region *region = malloc(sizeof *region);
+    if (region == NULL) {
+        *reason_p = "out of memory";
+        return KVB_ERR_NO_MEMORY;
+    }
+    *region = (struct kvt_region){
+        .transport = transport,
+        .desc = *desc,
+        .state = KVT_REGION_MAPPED,
+        .memory = memory,
+        .fd = fd,
+    };
+    kvb_event_init(&region->step, on_step);
+    kvb_timer_init(&region->bound, on_bound);
+    transport->regions++;
+    *region_p = region;
+    return KVB_OK;
+}
+
+static void close_fd(struct kvt_region *region)
+{
+    if (region->fd >= 0) {
+        (void)close(region->fd);
+        region->fd = -1;
+    }
+}
+
+static void unmap(struct kvt_region *region)
+{
+    region->memory->unmap(region->map, region->desc.len);
+    region->map = NULL;
+    region->target = NULL;
+}
+
+void kvt_region_destroy(struct kvt_region *region)
+{
+    if (region == NULL) {
+        return;
+    }
+    kvb_assert(region->state == KVT_REGION_MAPPED || region->state == KVT_REGION_UNREGISTERED);
+    if (region->refs > 0) { /* only with the drain taken out: the last transfer frees it */
+        kvb_assert(kvb_fault(KVB_FAULT_DRAIN_SKIPPED));
+        region->destroyed = true;
+        return;
+    }
+    close_fd(region);
+    region->transport->regions--;
+    free(region);
+}
+
+/* ---- fault run `unregister-skipped`: the first registration of a region is never undone, and goes
+ * on being used by what is registered in its place; as a NIC does that nobody told. ---- */
+
+struct stale {
+    struct kvb_list link;
+    uint64_t owner;
+    uint32_t number;
+    uint64_t len;
+    const struct kvt_memory_ops *memory;
+    void *map;
+};
+
+static struct stale *stale_find(const struct kvt_region *region)
+{
+    if (!kvb_fault(KVB_FAULT_UNREGISTER_SKIPPED)) {
+        return NULL;
+    }
+    kvb_list_each(&region->transport->stale, link)
+    {
+        struct stale *stale = kvb_container_of(link, struct stale, link);
+        if (stale->owner == region->desc.owner && stale->number == region->desc.number &&
+            stale->len == region->desc.len) {
+            return stale;
+        }
+    }
+    return NULL;
+}
+
+/* True: the mapping is kept, and is not the region's any more. */
+static bool stale_keep(struct kvt_region *region)
+{
+    if (!kvb_fault(KVB_FAULT_UNREGISTER_SKIPPED) || stale_find(region) != NULL) {
+        return false;
+    }
+    struct stale *stale = malloc(sizeof *stale);
+    if (stale == NULL) {
+        return false;
+    }
+    *stale = (struct stale){
+        .owner = region->desc.owner,
+        .number = region->desc.number,
+        .len = region->desc.len,
+        .memory = region->memory,
+        .map = region->map,
+    };
+    kvb_list_push_back(&region->transport->stale, &stale->link);
+    return true;
+}
+
+void kvt_stale_cleanup(struct kvt_transport *transport)
+{
+    for (struct kvb_list *link; (link = kvb_list_pop(&transport->stale)) != NULL;) {
+        struct stale *stale = kvb_container_of(link, struct stale, link);
+        stale->memory->unmap(stale->map, stale->len);
+        free(stale);
+    }
+}
+
+/* ---- registering ---- */
+
+kvb_status_t kvt_region_register(struct kvt_region *region)
+{
+    struct kvt_transport *transport = region->transport;
+    kvb_assert(region->state == KVT_REGION_MAPPED);
+    kvb_status_t status =
+        region->memory->map(region->fd, region->desc.fd_offset, region->desc.len, &region->map);
+    if (status != KVB_OK) {
+        return status;
+    }
+    if (transport->ops->region_register != NULL) {
+        status = transport->ops->region_register(transport, region);
+        if (status != KVB_OK) {
+            unmap(region);
+            return status;
+        }
+    }
+    const struct stale *stale = stale_find(region);
+    region->target = stale != NULL ? stale->map : region->map;
+    set_state(region, KVT_REGION_REGISTERED);
+    return KVB_OK;
+}
+
+/* ---- unregistering ---- */
+
+static void finish_unregister(struct kvt_region *region, kvb_status_t status)
+{
+    kvt_region_done_fn done = region->done;
+    void *arg = region->arg;
+    kvb_sched_timer_clear(region->transport->sched, &region->bound);
+    kvb_sched_unpost(&region->step);
+    region->done = NULL;
+    done(arg, region, status);
+}
+
+static void release(struct kvt_region *region)
+{
+    struct kvt_transport *transport = region->transport;
+    if (transport->ops->region_unregister != NULL) {
+        transport->ops->region_unregister(transport, region);
+    }
+    if (region->refs > 0) {
+        kvb_assert(kvb_fault(KVB_FAULT_DRAIN_SKIPPED)); /* its last transfer unmaps */
+    } else if (stale_keep(region)) {
+        region->map = NULL;
+        region->target = NULL;
+    } else {
+        unmap(region);
+    }
+    close_fd(region);
+    set_state(region, KVT_REGION_UNREGISTERED);
+    finish_unregister(region, KVB_OK);
+}
+
+/* Posted when draining begins, and when the last reference goes. */
+static void on_step(struct kvb_event *event)
+{
+    struct kvt_region *region = kvb_container_of(event, struct kvt_region, step);
+    kvb_assert(region->state == KVT_REGION_DRAINING);
+    if (region->refs == 0 || kvb_fault(KVB_FAULT_DRAIN_SKIPPED)) {
+        release(region);
+    }
+}
+
+static bool names(const struct kvt_transfer *transfer, const struct kvt_region *region)
+{
+    for (uint32_t i = 0; i < transfer->nslices; i++) {
+        if (transfer->slices[i].region == region) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void quiesce(struct kvt_region *region)
+{
+    region->quiescing = true;
+    kvb_list_each(&region->transport->transfers, link)
+    {
+        struct kvt_transfer *transfer = kvb_container_of(link, struct kvt_transfer, impl.link);
+        if (names(transfer, region)) {
+            kvt_transfer_cancel(transfer, region->stop_deadline_ns);
+        }
+    }
+}
+
+static void on_bound(struct kvb_timer *timer)
+{
+    struct kvt_region *region = kvb_container_of(timer, struct kvt_region, bound);
+    kvb_assert(region->state == KVT_REGION_DRAINING);
+    if (region->refs == 0) {
+        return; /* the step is posted */
+    }
+    if (!region->quiescing) {
+        quiesce(region);
+        kvb_sched_timer_set(region->transport->sched, &region->bound, region->stop_deadline_ns);
+        return;
+    }
+    /* Deregistering under a transfer would be worse than keeping the registration (P3). */
+    set_state(region, KVT_REGION_REGISTERED);
+    finish_unregister(region, KVB_ERR_TIMEOUT);
+}
+
+void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns,
+                           uint64_t stop_deadline_ns, kvt_region_done_fn done, void *arg)
+{
+    struct kvb_sched *sched = region->transport->sched;
+    set_state(region, KVT_REGION_DRAINING);
+    region->quiescing = false;
+    region->stop_deadline_ns = stop_deadline_ns;
+    region->done = done;
+    region->arg = arg;
+    kvb_sched_timer_set(sched, &region->bound, drain_deadline_ns);
+    kvb_sched_post(sched, &region->step);
+}
+
+/* ---- references and bytes ---- */
+
+void kvt_region_get(struct kvt_region *region)
+{
+    kvb_assert(region->state == KVT_REGION_REGISTERED);
+    region->refs++;
+}
+
+void kvt_region_put(struct kvt_region *region)
+{
+    kvb_assert(region->refs > 0);
+    if (--region->refs > 0) {
+        return;
+    }
+    if (region->state == KVT_REGION_DRAINING) {
+        kvb_sched_post(region->transport->sched, &region->step);
+    } else if (region->state == KVT_REGION_UNREGISTERED) { /* with the drain taken out */
+        unmap(region);
+        if (region->destroyed) {
+            kvt_region_destroy(region);
+        }
+    }
+}
+
+kvb_status_t kvt_region_read(const struct kvt_region *region, uint64_t offset, void *dst,
+                             size_t len)
+{
+    return region->memory->copy_out(region->target, offset, dst, len);
+}
+
+kvb_status_t kvt_region_write(const struct kvt_region *region, uint64_t offset, const void *src,
+                              size_t len)
+{
+    return region->memory->copy_in(region->target, offset, src, len);
+}
+
+const struct kvt_region_desc *kvt_region_desc(const struct kvt_region *region)
+{
+    return &region->desc;
+}
+
+enum kvt_region_state kvt_region_state(const struct kvt_region *region)
+{
+    return region->state;
+}
+
+uint32_t kvt_region_refs(const struct kvt_region *region)
+{
+    return region->refs;
+}

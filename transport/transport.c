@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/transport.h"
+
+#include "base/assert.h"
+#include "base/faults.h"
+#include "transport_impl.h"
+
+#include <stdlib.h>
+
+void kvt_transport_init(struct kvt_transport *transport, const struct kvt_transport_ops *ops,
+                        struct kvb_sched *sched, uint32_t in_flight_max)
+{
+    *transport = (struct kvt_transport){
+        .ops = ops,
+        .sched = sched,
+        .memory = {[KVT_MEMORY_HOST] = &kvt_memory_host},
+        .in_flight_max = in_flight_max,
+    };
+    kvb_list_init(&transport->transfers);
+    kvb_list_init(&transport->stale);
+}
+
+void kvt_transport_destroy(struct kvt_transport *transport)
+{
+    if (transport == NULL) {
+        return;
+    }
+    kvb_assert(transport->in_flight == 0 && kvb_list_empty(&transport->transfers));
+    kvb_assert(transport->regions == 0);
+    kvt_stale_cleanup(transport);
+    transport->ops->destroy(transport);
+}
+
+kvb_status_t kvt_share_create(struct kvt_transport *transport, void *base, uint64_t len,
+                              struct kvt_share **share_p)
+{
+    struct kvt_share *share = malloc(sizeof *share);
+    if (share == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    *share = (struct kvt_share){.transport = transport, .base = base, .len = len};
+    *share_p = share;
+    return KVB_OK;
+}
+
+void kvt_share_destroy(struct kvt_share *share)
+{
+    free(share);
+}
+
+/* Is [offset, offset + len) a part of [0, limit)? */
+static bool fits(uint64_t offset, uint64_t len, uint64_t limit)
+{
+    return len != 0 && len <= limit && offset <= limit - len;
+}
+
+static kvb_status_t check_transfer(const struct kvt_transport *transport,
+                                   const struct kvt_transfer *transfer)
+{
+    uint64_t slices_len = 0;
+    uint64_t extents_len = 0;
+    bool registered = true;
+
+    for (uint32_t i = 0; i < transfer->nslices; i++) {
+        const struct kvt_slice *slice = &transfer->slices[i];
+        kvb_assert(slice->region->transport == transport);
+        if (!fits(slice->offset, slice->len, slice->region->desc.len) ||
+            slice->len > UINT64_MAX - slices_len) {
+            return KVB_ERR_INVALID;
+        }
+        slices_len += slice->len;
+        registered = registered && slice->region->state == KVT_REGION_REGISTERED;
+    }
+    for (uint32_t i = 0; i < transfer->nextents; i++) {
+        const struct kvt_extent *extent = &transfer->extents[i];
+        if (!fits(extent->offset, extent->len, transfer->share->len) ||
+            extent->len > UINT64_MAX - extents_len) {
+            return KVB_ERR_INVALID;
+        }
+        extents_len += extent->len;
+    }
+    if (slices_len == 0 || slices_len != extents_len) {
+        return KVB_ERR_INVALID;
+    }
+    return registered ? KVB_OK : KVB_ERR_GENERATION;
+}
+
+static void put_regions(const struct kvt_transfer *transfer)
+{
+    for (uint32_t i = 0; i < transfer->nslices; i++) {
+        kvt_region_put(transfer->slices[i].region);
+    }
+}
+
+kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_transfer *transfer)
+{
+    kvb_assert(transfer->share->transport == transport);
+    kvb_status_t status = check_transfer(transport, transfer);
+    if (status != KVB_OK) {
+        return status;
+    }
+    if (transport->in_flight >= transport->in_flight_max) {
+        return KVB_ERR_AGAIN;
+    }
+    for (uint32_t i = 0; i < transfer->nslices; i++) {
+        kvt_region_get(transfer->slices[i].region);
+    }
+    transfer->impl.transport = transport;
+    transfer->impl.state = NULL;
+    kvb_list_push_back(&transport->transfers, &transfer->impl.link);
+    transport->in_flight++;
+
+    status = transport->ops->start(transport, transfer);
+    if (status != KVB_OK) {
+        transport->in_flight--;
+        kvb_list_remove(&transfer->impl.link);
+        put_regions(transfer);
+    }
+    return status;
+}
+
+void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_ns)
+{
+    struct kvt_transport *transport = transfer->impl.transport;
+    transport->ops->cancel(transport, transfer, stop_deadline_ns);
+}
+
+/* A region goes only when no transfer names it, so this finds one only where that protection was
+ * taken out. */
+static bool region_gone(const struct kvt_transfer *transfer)
+{
+    for (uint32_t i = 0; i < transfer->nslices; i++) {
+        if (transfer->slices[i].region->state == KVT_REGION_UNREGISTERED) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void kvt_transfer_finish(struct kvt_transfer *transfer, kvb_status_t status)
+{
+    struct kvt_transport *transport = transfer->impl.transport;
+    if (status == KVB_OK && region_gone(transfer) && !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED)) {
+        status = KVB_ERR_GENERATION;
+    }
+    transport->in_flight--;
+    kvb_list_remove(&transfer->impl.link);
+    put_regions(transfer);
+    transfer->done(transfer, status);
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TRANSPORT_IMPL_H
+#define TRANSPORT_IMPL_H
+
+/*
+ * What a transport's implementation may know and call. The common part (transport.c) checks
+ * arguments, counts, holds the references on regions and completes; an implementation only moves
+ * bytes. Loop thread only.
+ *
+ *   start       the transfer was checked and is counted; on failure it is as if it never was
+ *   cancel      kvt_transfer_finish() must come, later, by the deadline; repeated calls arrive too
+ *   region_*    may be NULL: nothing to do. unregister: no transfer names the region any more
+ *   destroy     frees the transport
+ */
+#include "transport/transport.h"
+
+struct kvt_region {
+    struct kvt_transport *transport;
+    struct kvt_region_desc desc;
+    enum kvt_region_state state;
+    const struct kvt_memory_ops *memory;
+    int fd;    /* -1 when unregistered */
+    void *map; /* NULL unless registered or draining */
+    /* What transfers go through: map, but for the stale registration of a fault run. */
+    void *target;
+    uint32_t refs;
+
+    /* draining only */
+    bool quiescing; /* past the drain deadline: its transfers were cancelled */
+    uint64_t stop_deadline_ns;
+    struct kvb_event step;
+    struct kvb_timer bound;
+    kvt_region_done_fn done;
+    void *arg;
+
+    /* Fault runs: released under its transfers. The last of them unmaps, and frees a destroyed one.
+     */
+    bool destroyed;
+};
+
+struct kvt_share {
+    struct kvt_transport *transport;
+    void *base;
+    uint64_t len;
+};
+
+/* Fills what is common; memory kinds: host. */
+void kvt_transport_init(struct kvt_transport *transport, const struct kvt_transport_ops *ops,
+                        struct kvb_sched *sched, uint32_t in_flight_max);
+
+KVB_MUST_USE kvb_status_t kvt_share_create(struct kvt_transport *transport, void *base,
+                                           uint64_t len, struct kvt_share **share_p);
+
+/* Completes a started transfer, once; gives its references back, then calls done. Never inside
+ * start or cancel. OK becomes GENERATION if one of its regions was released meanwhile. The transfer
+ * is the caller's again. */
+void kvt_transfer_finish(struct kvt_transfer *transfer, kvb_status_t status);
+
+/* Bytes between a region and our own memory. Errors are those of the memory kind. */
+KVB_MUST_USE kvb_status_t kvt_region_read(const struct kvt_region *region, uint64_t offset,
+                                          void *dst, size_t len);
+KVB_MUST_USE kvb_status_t kvt_region_write(const struct kvt_region *region, uint64_t offset,
+                                           const void *src, size_t len);
+
+/* For transport.c. */
+void kvt_region_get(struct kvt_region *region);
+void kvt_region_put(struct kvt_region *region);
+void kvt_stale_cleanup(struct kvt_transport *transport);
+
+#endif
