@@ -55,6 +55,7 @@ struct kvp_ask {
     enum kvp_tristate reset_external; /* PAUSE, SLEEP 1, RELEASE_KV: NO opts out of leaving; RESET:
                                          YES asks for it */
     bool reset_running_requests;      /* RESET */
+    bool keep_pause; /* WAKE: a pause is not lifted (SGLang's resume_memory_occupation) */
     bool tags_given; /* WAKE: false = all. given but empty or unknown only: wakes nothing */
     uint32_t ntags;
     char tags[KVB_TAGS_MAX][KVB_NAME_MAX];     /* "scheduling" included */
@@ -75,8 +76,12 @@ struct kvp_view; /* below */
 
 /* How it ended. Borrowed for the callback. */
 struct kvp_outcome {
-    kvb_status_t status; /* OK; BUSY (409), BAD_STATE (409), TIMEOUT (503), CANCELED (409),
-                            DISCONNECTED (503), … */
+    /*
+     * OK; BUSY (409), BAD_STATE (409), TIMEOUT (503), CANCELED (409), DISCONNECTED (503), …
+     * RESET: OK only if everything asked was done; BUSY: local part refused, blocks are held;
+     * UNAVAILABLE or TIMEOUT: the external part could not be done, or a member did not leave.
+     */
+    kvb_status_t status;
     const char
         *message; /* failures: what happened, what state the instance is in now, what to do */
     uint64_t operation_id;
@@ -102,8 +107,8 @@ enum kvp_scheduler {
 /* Who stopped the scheduler; bits, shown by label. */
 #define KVP_STOPPERS(X)                                                                            \
     X(PAUSE, 1, "pause")                                                                           \
-    X(SLEEP, 2, "sleep") X(RELEASE, 4, "release") X(SLEEP0, 8, "sleep_level_0")                    \
-        X(DEGRADED, 16, "degraded")
+    X(SLEEP, 2, "sleep")                                                                           \
+    X(RELEASE, 4, "release") X(SLEEP0, 8, "sleep_level_0") X(DEGRADED, 16, "degraded")
 enum kvp_stopper {
 #define X(name, bit, text) KVP_STOPPED_BY_##name = (bit),
     KVP_STOPPERS(X)

@@ -75,7 +75,8 @@ struct kvp_rank_ops {
     /*
      * Registers the regions of these tags that the engine has handed over since they were
      * unregistered (RESTORE). All or nothing. BAD_STATE: a region that was there before was not
-     * handed over anew.
+     * handed over anew. A region that arrives while its tag is not unregistered (at attach) is
+     * registered on arrival; after unregister() arrivals only wait for this call.
      */
     void (*register_)(void *rank, const char (*tags)[KVB_NAME_MAX], uint32_t ntags,
                       kvp_rank_done_fn done, void *arg);

@@ -23,10 +23,10 @@ struct kvs_member_ops {
      * once. */
     void (*told)(void *ctx, struct kvb_lineage lineage, uint64_t retirement);
     /* The tenant is reset: leave whatever it is in, named or private, then call kvs_member_left().
-     */
+     * `retirement` is also the epoch that this reset begins (kvs_member_step()). */
     void (*told_tenant)(void *ctx, uint64_t retirement);
     /* The coordinator went out of reach, or is back (then compare the binding: kvs_member_check()).
-     */
+     * An answer UNAVAILABLE is always followed by reachable(true) when it is worth asking again. */
     void (*reachable)(void *ctx, bool reachable);
 };
 
@@ -66,15 +66,16 @@ void kvs_member_abandon(struct kvs_member *member, struct kvb_lineage lineage);
 void kvs_member_left(struct kvs_member *member, uint64_t retirement);
 
 /*
- * Retires lineages for everyone: names unbound, members told, nodes reclaim. OK: the coordinator
- * has it and every live member has left. TIMEOUT: it has it, a member did not answer by the
+ * Retires lineages for everyone, and the lineage that `name` (NULL: none) stands for now, if any:
+ * names unbound, members told, nodes reclaim. OK: the coordinator has it and every live member has
+ * left. TIMEOUT: it has it, a member did not answer by the
  * deadline (and is fenced). UNAVAILABLE: nothing happened. The asking member is not told; it has
  * left already.
  */
 void kvs_member_retire(struct kvs_member *member, const struct kvb_lineage *lineages, uint32_t n,
-                       uint64_t deadline_ns, struct kvs_coord_request *request);
-/* Every lineage of the tenant, and every instance of it leaves, named or private. member: who asks,
- * or NULL. */
+                       const char *name, uint64_t deadline_ns, struct kvs_coord_request *request);
+/* Every lineage of the tenant, and every instance of it leaves, named or private. member: who asks
+ * and has left already (it is not told); NULL: every instance of the tenant is told. */
 void kvs_tenant_reset(struct kvs_coordinator *coordinator, const char *tenant,
                       struct kvs_member *member, uint64_t deadline_ns,
                       struct kvs_coord_request *request);
