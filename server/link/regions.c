@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rank.h"
+
+#include "internal.h"
+#include "session.h"
+
+#include "base/assert.h"
+#include "base/log.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/*
+ * A slot is a number of the engine's; it remembers the tag and the highest generation for as long
+ * as the rank lives. A region is one hand-over of it: at most one is the slot's present one, others
+ * are on their way out (dropped), and go when the transport has let go of them and no task names
+ * them.
+ *
+ * The transport closes a region's descriptor when it is unregistered. Until the whole of an
+ * unregister has succeeded a second descriptor is kept, so that what was undone can be registered
+ * again; with success it goes too, and nothing of ours holds the memory (promise P3).
+ */
+struct kvp_slot {
+    struct kvb_list link;
+    uint32_t number;
+    char tag[KVB_NAME_MAX];
+    bool host_resident;
+    uint64_t generation;
+    struct kvp_region *now; /* NULL: unregistered, or never registered */
+};
+
+struct kvp_region {
+    struct kvb_list link; /* rank->regions */
+    struct kvp_link_rank *rank;
+    struct kvp_slot *slot;
+    struct kvt_region *memory;
+    int undo_fd; /* -1: none */
+    uint32_t uses;
+    bool dropped;     /* not its slot's any more */
+    bool in_op;       /* of the unregister in progress */
+    bool in_op_left;  /* and not answered yet */
+    bool reply_waits; /* the hand-over that replaced it is answered when it is gone */
+    uint64_t reply_seq;
+};
+
+static bool has_tag(const char (*tags)[KVB_NAME_MAX], uint32_t ntags, const char *tag)
+{
+    for (uint32_t i = 0; i < ntags; i++) {
+        if (strcmp(tags[i], tag) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void on_unregistered(void *arg, struct kvt_region *memory, kvb_status_t status);
+
+static void start_unregister(struct kvp_region *region, uint64_t drain_ns, uint64_t stop_ns)
+{
+    kvt_region_unregister(region->memory, drain_ns, stop_ns, on_unregistered, region);
+}
+
+/* At once, running transfers are stopped. */
+static void start_unregister_now(struct kvp_region *region)
+{
+    const struct kvp_link_rank *rank = region->rank;
+    start_unregister(region, kvb_now_ns(rank->sched->clock),
+                     kvb_deadline_in_ms(rank->sched->clock, rank->owner->config.abort_ms));
+}
+
+static void close_undo(struct kvp_region *region)
+{
+    if (region->undo_fd >= 0) {
+        (void)close(region->undo_fd);
+        region->undo_fd = -1;
+    }
+}
+
+/* Last statement of its callers: it may free the rank. */
+static void settle(struct kvp_region *region)
+{
+    enum kvt_region_state state = kvt_region_state(region->memory);
+    if (!region->dropped || region->uses > 0 || state == KVT_REGION_REGISTERED ||
+        state == KVT_REGION_DRAINING) {
+        return;
+    }
+    struct kvp_link_rank *rank = region->rank;
+    kvt_region_destroy(region->memory);
+    close_undo(region);
+    kvb_list_remove(&region->link);
+    free(region);
+    kvp_link_rank_settle(rank);
+}
+
+static void drop(struct kvp_region *region)
+{
+    region->dropped = true;
+    close_undo(region);
+    if (region->slot->now == region) {
+        region->slot->now = NULL;
+    }
+    if (kvt_region_state(region->memory) == KVT_REGION_REGISTERED) {
+        start_unregister_now(region);
+        return;
+    }
+    settle(region);
+}
+
+/* A region of this slot from a descriptor, not registered. Takes fd. */
+static kvb_status_t make_region(struct kvp_link_rank *rank, struct kvp_slot *slot,
+                                const struct kvt_region_desc *desc, int fd,
+                                struct kvp_region **region_p)
+{
+    const char *why = "";
+    kvb_status_t status = KVB_ERR_NO_MEMORY;
+    struct kvp_region *region = calloc(1, sizeof *region);
+    if (region == NULL) {
+        goto err_close;
+    }
+    region->rank = rank;
+    region->slot = slot;
+    region->undo_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (region->undo_fd < 0) {
+        status = KVB_ERR_LIMIT;
+        goto err_free;
+    }
+    status = kvt_region_create(rank->owner->config.transport, desc, fd, &region->memory, &why);
+    if (status != KVB_OK) {
+        KVB_LOG_LIMITED(WARN, "region refused", KVB_STR("rank", rank->name),
+                        KVB_U64("region", desc->number), KVB_STR("tag", desc->tag),
+                        KVB_STATUS(status), KVB_STR("reason", why));
+        goto err_undo;
+    }
+    kvb_list_push_back(&rank->regions, &region->link);
+    *region_p = region;
+    return KVB_OK;
+
+err_undo:
+    close_undo(region);
+err_free:
+    free(region);
+err_close:
+    (void)close(fd);
+    return status;
+}
+
+/* ---- hand-over ---- */
+
+static struct kvp_slot *find_slot(const struct kvp_link_rank *rank, uint32_t number)
+{
+    kvb_list_each(&rank->slots, link)
+    {
+        struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
+        if (slot->number == number) {
+            return slot;
+        }
+    }
+    return NULL;
+}
+
+static kvb_status_t make_slot(struct kvp_link_rank *rank, const struct kvb_link_region *msg,
+                              struct kvp_slot **slot_p)
+{
+    if (rank->nslots == KVB_REGIONS_MAX) {
+        return KVB_ERR_LIMIT;
+    }
+    struct kvp_slot *slot = calloc(1, sizeof *slot);
+    if (slot == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    slot->number = msg->region;
+    memcpy(slot->tag, msg->tag, sizeof slot->tag);
+    kvb_list_push_back(&rank->slots, &slot->link);
+    rank->nslots++;
+    *slot_p = slot;
+    return KVB_OK;
+}
+
+/* Index of the tag in rank->tags, added (admitted) if it is new; KVB_TAGS_MAX: no room. */
+static uint32_t find_tag(struct kvp_link_rank *rank, const char *tag)
+{
+    uint32_t i = 0;
+    while (i < rank->ntags && strcmp(rank->tags[i].tag, tag) != 0) {
+        i++;
+    }
+    if (i == rank->ntags && i < KVB_TAGS_MAX) {
+        (void)snprintf(rank->tags[i].tag, sizeof rank->tags[i].tag, "%s", tag);
+        rank->tags[i].admitted = true;
+        rank->ntags++;
+    }
+    return i;
+}
+
+static void admit(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX], uint32_t ntags,
+                  bool admitted)
+{
+    for (uint32_t i = 0; i < ntags; i++) {
+        uint32_t at = find_tag(rank, tags[i]);
+        if (at < KVB_TAGS_MAX) {
+            rank->tags[at].admitted = admitted;
+        }
+    }
+}
+
+void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
+                           const struct kvb_link_region *msg, int fd)
+{
+    kvb_status_t status = KVB_OK;
+    uint32_t tag = find_tag(rank, msg->tag);
+    struct kvp_slot *slot = find_slot(rank, msg->region);
+    if (tag == KVB_TAGS_MAX) {
+        status = KVB_ERR_LIMIT;
+    } else if (slot == NULL) {
+        status = make_slot(rank, msg, &slot);
+    } else if (strcmp(slot->tag, msg->tag) != 0) {
+        status = KVB_ERR_INVALID;
+    } else if (msg->generation <= slot->generation) {
+        status = KVB_ERR_GENERATION; /* what is older changes nothing */
+    }
+    if (status != KVB_OK) {
+        goto err_close;
+    }
+    struct kvt_region_desc desc = {
+        .number = msg->region,
+        .kind = msg->kind == KVB_MEMORY_CUDA ? KVT_MEMORY_CUDA : KVT_MEMORY_HOST,
+        .host_resident = (msg->flags & KVB_REGION_HOST_RESIDENT) != 0,
+        .fd_offset = msg->fd_offset,
+        .len = msg->len,
+        .generation = msg->generation,
+    };
+    _Static_assert(sizeof desc.tag == sizeof msg->tag, "names have one length");
+    memcpy(desc.tag, msg->tag, sizeof desc.tag);
+    struct kvp_region *region;
+    status = make_region(rank, slot, &desc, fd, &region);
+    if (status != KVB_OK) {
+        goto err_reply;
+    }
+    if (rank->tags[tag].admitted || desc.host_resident) {
+        status = kvt_region_register(region->memory);
+    }
+    if (status != KVB_OK) {
+        drop(region);
+        goto err_reply;
+    }
+    struct kvp_region *old = slot->now;
+    slot->now = region;
+    slot->generation = msg->generation;
+    slot->host_resident = desc.host_resident;
+    if (old != NULL) {
+        enum kvt_region_state state = kvt_region_state(old->memory);
+        old->reply_waits = state == KVT_REGION_REGISTERED || state == KVT_REGION_DRAINING;
+        old->reply_seq = seq;
+        bool waits = old->reply_waits;
+        drop(old);
+        if (waits) {
+            return;
+        }
+    }
+    kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, seq, KVB_OK);
+    return;
+
+err_close:
+    (void)close(fd);
+err_reply:
+    kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, seq, status);
+}
+
+/* ---- use by tasks ---- */
+
+kvb_status_t kvp_regions_use(struct kvp_link_rank *rank, const struct kvb_slice *slice,
+                             struct kvp_region **region_p)
+{
+    struct kvp_slot *slot = find_slot(rank, slice->region);
+    if (slot == NULL) {
+        return KVB_ERR_INVALID;
+    }
+    struct kvp_region *region = slot->now;
+    if (region == NULL || kvt_region_state(region->memory) != KVT_REGION_REGISTERED) {
+        return KVB_ERR_GENERATION;
+    }
+    uint64_t len = kvt_region_desc(region->memory)->len;
+    if (slice->offset > len || slice->len > len - slice->offset) {
+        return KVB_ERR_INVALID;
+    }
+    region->uses++;
+    *region_p = region;
+    return KVB_OK;
+}
+
+struct kvt_region *kvp_region_memory(struct kvp_region *region)
+{
+    return region->memory;
+}
+
+void kvp_region_unuse(struct kvp_region *region)
+{
+    kvb_assert(region->uses > 0);
+    region->uses--;
+    settle(region);
+}
+
+/* ---- unregister, all or nothing ---- */
+
+/* Registers anew what an unregister that failed had undone already. */
+static void register_again(struct kvp_region *old)
+{
+    struct kvp_link_rank *rank = old->rank;
+    struct kvp_slot *slot = old->slot;
+    int fd = old->undo_fd;
+    old->undo_fd = -1;
+    struct kvp_region *region = NULL;
+    kvb_status_t status =
+        make_region(rank, slot, kvt_region_desc(old->memory), fd, &region);
+    if (status == KVB_OK) {
+        status = kvt_region_register(region->memory);
+    }
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, "region could not be registered again", KVB_STR("rank", rank->name),
+                KVB_U64("region", slot->number), KVB_STR("tag", slot->tag), KVB_STATUS(status));
+        if (region != NULL) {
+            drop(region);
+        }
+        region = NULL;
+    }
+    if (slot->now == old) {
+        slot->now = region;
+    } else if (region != NULL) {
+        drop(region); /* handed over anew meanwhile */
+    }
+    drop(old);
+}
+
+/* Hand-overs that came while their tag was being given up: nothing may hold that memory. */
+static void drop_mapped(struct kvp_link_rank *rank, const struct kvp_unregister *op)
+{
+    kvb_list_each(&rank->slots, link)
+    {
+        struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
+        if (slot->now != NULL && !slot->host_resident && has_tag(op->tags, op->ntags, slot->tag) &&
+            kvt_region_state(slot->now->memory) == KVT_REGION_MAPPED) {
+            drop(slot->now);
+        }
+    }
+}
+
+static void finish_unregister(struct kvp_link_rank *rank)
+{
+    struct kvp_unregister *op = &rank->unregister;
+    kvb_status_t status = op->status;
+    kvb_list_each(&rank->regions, link)
+    {
+        struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
+        if (!region->in_op) {
+            continue;
+        }
+        region->in_op = false;
+        if (status == KVB_OK || op->undoes != KVB_OK) {
+            drop(region);
+        } else if (region->dropped) {
+            settle(region);
+        } else if (kvt_region_state(region->memory) == KVT_REGION_UNREGISTERED) {
+            register_again(region);
+        }
+    }
+    if (status == KVB_OK || op->undoes != KVB_OK) {
+        drop_mapped(rank, op);
+    } else {
+        admit(rank, (const char(*)[KVB_NAME_MAX])op->tags, op->ntags, true);
+    }
+    op->active = false;
+    op->done(op->arg, op->undoes != KVB_OK ? op->undoes : status);
+}
+
+static void on_unregistered(void *arg, struct kvt_region *memory, kvb_status_t status)
+{
+    struct kvp_region *region = arg;
+    struct kvp_link_rank *rank = region->rank;
+    kvb_assert(memory == region->memory);
+    if (region->dropped && status != KVB_OK) {
+        /* A transfer that cannot be stopped holds the memory: stay at it. */
+        KVB_LOG_LIMITED(WARN, "region still in use", KVB_STR("rank", rank->name),
+                        KVB_U64("region", region->slot->number), KVB_STATUS(status));
+        start_unregister_now(region);
+    }
+    if (region->reply_waits && status == KVB_OK) {
+        region->reply_waits = false;
+        if (rank->connected) {
+            kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, region->reply_seq,
+                                     KVB_OK);
+        }
+    }
+    if (region->in_op_left) {
+        region->in_op_left = false;
+        struct kvp_unregister *op = &rank->unregister;
+        if (status != KVB_OK) {
+            op->status = status;
+        }
+        if (--op->left == 0 && op->active) {
+            finish_unregister(rank);
+            return;
+        }
+    }
+    settle(region);
+}
+
+static void on_nothing_to_unregister(struct kvb_event *event)
+{
+    struct kvp_link_rank *rank =
+        kvb_container_of(event, struct kvp_link_rank, unregister.event);
+    finish_unregister(rank);
+}
+
+static void begin_unregister(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX],
+                             uint32_t ntags, uint64_t deadline_ns, kvb_status_t undoes,
+                             kvp_rank_done_fn done, void *arg)
+{
+    struct kvp_unregister *op = &rank->unregister;
+    kvb_assert(!op->active && ntags <= KVB_TAGS_MAX);
+    op->active = true;
+    op->status = !rank->connected ? KVB_ERR_DISCONNECTED : KVB_OK;
+    op->undoes = undoes;
+    op->done = done;
+    op->arg = arg;
+    op->ntags = ntags;
+    memcpy(op->tags, tags, ntags * sizeof op->tags[0]);
+    admit(rank, tags, ntags, false);
+    /* Transfers may finish until there is just time to stop them. */
+    uint64_t abort_ns = rank->owner->config.abort_ms * KVB_NS_PER_MS;
+    uint64_t drain_ns = deadline_ns > abort_ns ? deadline_ns - abort_ns : 0;
+    kvb_list_each(&rank->regions, link)
+    {
+        struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
+        if (region->dropped || region->slot->host_resident ||
+            !has_tag(tags, ntags, region->slot->tag) ||
+            kvt_region_state(region->memory) != KVT_REGION_REGISTERED) {
+            continue;
+        }
+        region->in_op = true;
+        region->in_op_left = true;
+        op->left++;
+        start_unregister(region, drain_ns, deadline_ns);
+    }
+    if (op->left == 0) {
+        kvb_sched_post(rank->sched, &op->event);
+    }
+}
+
+void kvp_regions_unregister(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX],
+                            uint32_t ntags, uint64_t deadline_ns, kvp_rank_done_fn done, void *arg)
+{
+    begin_unregister(rank, tags, ntags, deadline_ns, KVB_OK, done, arg);
+}
+
+/* ---- register, all or nothing ---- */
+
+static kvb_status_t register_slots(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX],
+                                   uint32_t ntags)
+{
+    kvb_list_each(&rank->slots, link)
+    {
+        const struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
+        if (!slot->host_resident && has_tag(tags, ntags, slot->tag) && slot->now == NULL) {
+            KVB_LOG(WARN, "region was not handed over anew", KVB_STR("rank", rank->name),
+                    KVB_U64("region", slot->number), KVB_STR("tag", slot->tag));
+            return KVB_ERR_BAD_STATE;
+        }
+    }
+    kvb_list_each(&rank->slots, link)
+    {
+        const struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
+        if (slot->now == NULL || !has_tag(tags, ntags, slot->tag) ||
+            kvt_region_state(slot->now->memory) != KVT_REGION_MAPPED) {
+            continue;
+        }
+        kvb_status_t status = kvt_region_register(slot->now->memory);
+        if (status != KVB_OK) {
+            KVB_LOG(ERROR, "region could not be registered", KVB_STR("rank", rank->name),
+                    KVB_U64("region", slot->number), KVB_STR("tag", slot->tag),
+                    KVB_STATUS(status));
+            return status;
+        }
+    }
+    return KVB_OK;
+}
+
+static void on_registered(struct kvb_event *event)
+{
+    struct kvp_link_rank *rank =
+        kvb_container_of(event, struct kvp_link_rank, registering.event);
+    rank->registering.active = false;
+    rank->registering.done(rank->registering.arg, rank->registering.status);
+}
+
+void kvp_regions_register(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX],
+                          uint32_t ntags, kvp_rank_done_fn done, void *arg)
+{
+    kvb_assert(!rank->registering.active);
+    kvb_status_t status =
+        !rank->connected ? KVB_ERR_DISCONNECTED : register_slots(rank, tags, ntags);
+    if (status != KVB_OK && rank->connected) {
+        begin_unregister(rank, tags, ntags,
+                         kvb_deadline_in_ms(rank->sched->clock, rank->owner->config.abort_ms),
+                         status, done, arg);
+        return;
+    }
+    if (status == KVB_OK) {
+        admit(rank, tags, ntags, true);
+    }
+    rank->registering.active = true;
+    rank->registering.status = status;
+    rank->registering.done = done;
+    rank->registering.arg = arg;
+    kvb_sched_post(rank->sched, &rank->registering.event);
+}
+
+uint32_t kvp_regions_registered(const struct kvp_link_rank *rank, const char *tag,
+                                uint64_t *bytes_p)
+{
+    uint32_t n = 0;
+    uint64_t bytes = 0;
+    kvb_list_each(&rank->regions, link)
+    {
+        const struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
+        enum kvt_region_state state = kvt_region_state(region->memory);
+        if ((state == KVT_REGION_REGISTERED || state == KVT_REGION_DRAINING) &&
+            (tag == NULL || strcmp(region->slot->tag, tag) == 0)) {
+            n++;
+            bytes += kvt_region_desc(region->memory)->len;
+        }
+    }
+    if (bytes_p != NULL) {
+        *bytes_p = bytes;
+    }
+    return n;
+}
+
+/* ---- life ---- */
+
+void kvp_regions_init(struct kvp_link_rank *rank, const struct kvb_link_hello *hello)
+{
+    kvb_list_init(&rank->slots);
+    kvb_list_init(&rank->regions);
+    kvb_event_init(&rank->unregister.event, on_nothing_to_unregister);
+    kvb_event_init(&rank->registering.event, on_registered);
+    for (uint32_t i = 0; i < hello->state.ntags; i++) {
+        const struct kvb_tag_state *state = &hello->state.tags[i];
+        rank->tags[find_tag(rank, state->tag)].admitted = state->residency == KVB_RESIDENT;
+    }
+}
+
+void kvp_regions_stop(struct kvp_link_rank *rank)
+{
+    kvb_list_each(&rank->regions, link)
+    {
+        struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
+        region->in_op = false;
+        region->in_op_left = false;
+        drop(region);
+    }
+    struct kvp_unregister *op = &rank->unregister;
+    op->left = 0;
+    if (op->active) {
+        op->status = KVB_ERR_DISCONNECTED;
+        op->undoes = KVB_OK;
+        kvb_sched_post(rank->sched, &op->event);
+    }
+    if (rank->registering.active) {
+        rank->registering.status = KVB_ERR_DISCONNECTED;
+    }
+}
+
+void kvp_regions_cleanup(struct kvp_link_rank *rank)
+{
+    kvb_assert(kvb_list_empty(&rank->regions));
+    for (struct kvb_list *link; (link = kvb_list_pop(&rank->slots)) != NULL;) {
+        free(kvb_container_of(link, struct kvp_slot, link));
+    }
+}

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "loop.h"
+
+#include "base/assert.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <uv.h>
+
+/*
+ * One scheduler turn for each iteration of the libuv loop, in its check phase, right after the I/O
+ * callbacks. Events that are already posted keep the idle handle running, so that the poll phase
+ * looks at the sockets without waiting; otherwise the timer handle ends the wait at the next
+ * deadline. Both only end the wait: the work is always done by the turn.
+ */
+struct kvp_loop {
+    uv_loop_t uv;
+    uv_check_t check;
+    uv_idle_t idle;
+    uv_timer_t timer;
+    uv_async_t async;
+    uv_signal_t sigint;
+    uv_signal_t sigterm;
+    struct kvb_sched sched;
+    struct kvb_timer beat;
+    const struct kvp_loop_ops *ops;
+    void *ctx;
+    bool stopping;
+    _Atomic(uint64_t) beat_ns; /* relaxed: a single value, read by the probes */
+    _Atomic(uint64_t) lag_ns;
+};
+
+static void do_nothing_idle(uv_idle_t *idle)
+{
+    (void)idle;
+}
+
+static void do_nothing_timer(uv_timer_t *timer)
+{
+    (void)timer;
+}
+
+static void on_sched_wake(void *ctx)
+{
+    struct kvp_loop *loop = ctx;
+    (void)uv_idle_start(&loop->idle, do_nothing_idle); /* fails only for a NULL callback */
+}
+
+static void on_check(uv_check_t *check)
+{
+    struct kvp_loop *loop = check->data;
+    uint64_t next_ns = kvb_sched_turn(&loop->sched);
+    if (next_ns == 0) {
+        on_sched_wake(loop);
+        return;
+    }
+    (void)uv_idle_stop(&loop->idle);
+    if (next_ns == KVB_NEVER) {
+        (void)uv_timer_stop(&loop->timer);
+        return;
+    }
+    uint64_t now_ns = kvb_now_ns(loop->sched.clock);
+    uint64_t wait_ns = next_ns > now_ns ? next_ns - now_ns : 0;
+    uv_update_time(&loop->uv);
+    /* Rounded up: an early wake-up would only find that nothing is due. */
+    (void)uv_timer_start(&loop->timer, do_nothing_timer,
+                         (wait_ns + KVB_NS_PER_MS - 1) / KVB_NS_PER_MS, 0);
+}
+
+static void on_async(uv_async_t *async)
+{
+    struct kvp_loop *loop = async->data;
+    if (loop->ops->woken != NULL) {
+        loop->ops->woken(loop->ctx);
+    }
+}
+
+static void on_signal(uv_signal_t *handle, int signum)
+{
+    struct kvp_loop *loop = handle->data;
+    if (loop->ops->signalled != NULL) {
+        loop->ops->signalled(loop->ctx, signum);
+    }
+}
+
+static void on_beat(struct kvb_timer *timer)
+{
+    struct kvp_loop *loop = kvb_container_of(timer, struct kvp_loop, beat);
+    uint64_t now_ns = kvb_now_ns(loop->sched.clock);
+    uint64_t lag_ns = now_ns - timer->deadline_ns;
+    atomic_store_explicit(&loop->beat_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&loop->lag_ns, lag_ns, memory_order_relaxed);
+    kvb_sched_timer_set(&loop->sched, timer, now_ns + KVP_LOOP_BEAT_MS * KVB_NS_PER_MS);
+    if (loop->ops->beat != NULL) {
+        loop->ops->beat(loop->ctx, now_ns, lag_ns);
+    }
+}
+
+static void first_beat(struct kvp_loop *loop)
+{
+    kvb_timer_init(&loop->beat, on_beat);
+    uint64_t now_ns = kvb_now_ns(loop->sched.clock);
+    atomic_store_explicit(&loop->beat_ns, now_ns, memory_order_relaxed);
+    kvb_sched_timer_set(&loop->sched, &loop->beat, now_ns);
+}
+
+static void close_handle(uv_handle_t *handle, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(handle)) {
+        uv_close(handle, NULL);
+    }
+}
+
+kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct kvp_loop **loop_p)
+{
+    struct kvp_loop *loop = calloc(1, sizeof *loop);
+    if (loop == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    loop->ops = ops;
+    loop->ctx = ctx;
+    if (uv_loop_init(&loop->uv) != 0) {
+        goto err_free;
+    }
+    loop->check.data = loop;
+    loop->async.data = loop;
+    loop->sigint.data = loop;
+    loop->sigterm.data = loop;
+    if (uv_check_init(&loop->uv, &loop->check) != 0 || uv_idle_init(&loop->uv, &loop->idle) != 0 ||
+        uv_timer_init(&loop->uv, &loop->timer) != 0 ||
+        uv_async_init(&loop->uv, &loop->async, on_async) != 0 ||
+        uv_signal_init(&loop->uv, &loop->sigint) != 0 ||
+        uv_signal_init(&loop->uv, &loop->sigterm) != 0 ||
+        uv_check_start(&loop->check, on_check) != 0) {
+        goto err_uv;
+    }
+    if (ops->signalled != NULL && (uv_signal_start(&loop->sigint, on_signal, SIGINT) != 0 ||
+                                   uv_signal_start(&loop->sigterm, on_signal, SIGTERM) != 0)) {
+        goto err_uv;
+    }
+    kvb_sched_init(&loop->sched, &kvb_clock_real, &kvb_random_real);
+    loop->sched.wake = on_sched_wake;
+    loop->sched.wake_ctx = loop;
+    first_beat(loop);
+    *loop_p = loop;
+    return KVB_OK;
+
+err_uv:
+    uv_walk(&loop->uv, close_handle, NULL);
+    (void)uv_run(&loop->uv, UV_RUN_DEFAULT);
+    (void)uv_loop_close(&loop->uv);
+err_free:
+    free(loop);
+    return KVB_ERR_IO;
+}
+
+void kvp_loop_destroy(struct kvp_loop *loop)
+{
+    kvb_sched_timer_clear(&loop->sched, &loop->beat);
+    /* The check handle is closed first, so no turn runs while the handles go. */
+    uv_walk(&loop->uv, close_handle, NULL);
+    (void)uv_run(&loop->uv, UV_RUN_DEFAULT);
+    int rc = uv_loop_close(&loop->uv);
+    kvb_assert(rc == 0);
+    kvb_sched_cleanup(&loop->sched);
+    free(loop);
+}
+
+struct kvb_sched *kvp_loop_sched(struct kvp_loop *loop)
+{
+    return &loop->sched;
+}
+
+struct uv_loop_s *kvp_loop_uv(struct kvp_loop *loop)
+{
+    return &loop->uv;
+}
+
+void kvp_loop_run(struct kvp_loop *loop)
+{
+    on_sched_wake(loop); /* a first turn sees what was posted before the loop ran */
+    while (!loop->stopping) {
+        (void)uv_run(&loop->uv, UV_RUN_ONCE);
+    }
+    loop->stopping = false;
+}
+
+void kvp_loop_stop(struct kvp_loop *loop)
+{
+    loop->stopping = true;
+    on_sched_wake(loop);
+}
+
+void kvp_loop_wake(void *loop)
+{
+    /* Fails only for a closing handle: then there is nobody to wake. */
+    (void)uv_async_send(&((struct kvp_loop *)loop)->async);
+}
+
+uint64_t kvp_loop_beat_ns(const struct kvp_loop *loop)
+{
+    return atomic_load_explicit(&loop->beat_ns, memory_order_relaxed);
+}
+
+uint64_t kvp_loop_lag_ns(const struct kvp_loop *loop)
+{
+    return atomic_load_explicit(&loop->lag_ns, memory_order_relaxed);
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_LOOP_H
+#define SERVER_LOOP_H
+
+#include "base/sched.h"
+#include "base/status.h"
+
+/*
+ * The daemon's one thread for everything but HTTP: a libuv loop that drives a struct kvb_sched.
+ * What runs under the scheduler knows nothing of libuv; sockets (server/link) use kvp_loop_uv().
+ *
+ * Everything is loop thread only, but for kvp_loop_wake(), kvp_loop_beat_ns() and
+ * kvp_loop_lag_ns().
+ */
+struct kvp_loop;
+struct uv_loop_s;
+
+#define KVP_LOOP_BEAT_MS 100 /* how often the heartbeat is taken, and the lag measured */
+
+struct kvp_loop_ops {
+    /* Another thread called kvp_loop_wake(); calls coalesce: take everything that waits. */
+    void (*woken)(void *ctx);
+    /* SIGINT or SIGTERM. */
+    void (*signalled)(void *ctx, int signum);
+    /* Each heartbeat: how long after its due time it came. */
+    void (*beat)(void *ctx, uint64_t now_ns, uint64_t lag_ns);
+};
+
+/* ops: every member may be NULL; borrowed. NO_MEMORY, IO. */
+KVB_MUST_USE kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx,
+                                          struct kvp_loop **loop_p);
+/* Nothing may be posted, set or open any more but the loop's own. */
+void kvp_loop_destroy(struct kvp_loop *loop);
+
+struct kvb_sched *kvp_loop_sched(struct kvp_loop *loop);
+struct uv_loop_s *kvp_loop_uv(struct kvp_loop *loop);
+
+/* Runs until kvp_loop_stop(). */
+void kvp_loop_run(struct kvp_loop *loop);
+void kvp_loop_stop(struct kvp_loop *loop);
+
+/* Any thread, async-signal safe: ops.woken runs on the loop thread, soon. */
+void kvp_loop_wake(void *loop);
+/* Any thread: monotonic time of the last heartbeat, and its lag. */
+uint64_t kvp_loop_beat_ns(const struct kvp_loop *loop);
+uint64_t kvp_loop_lag_ns(const struct kvp_loop *loop);
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_METRICS_H
+#define SERVER_METRICS_H
+
+#include "base/metrics.h"
+
+/*
+ * Every family that /metrics shows, once: enum, name, type, help and labels are made from this
+ * list. Whoever counts takes the registry and the enum; nobody invents a name elsewhere.
+ */
+#define KVP_METRICS(X)                                                                             \
+    /* name, type, exposed name, help, labels… */                                                  \
+    X(BUILD_INFO, GAUGE, "kvplane_build_info", "Always 1; the version is in the label.",           \
+      "version")                                                                                   \
+    X(START_TIME, GAUGE, "kvplane_start_time_seconds", "Unix time at which the daemon started.")   \
+    X(LOOP_LAG, GAUGE, "kvplane_loop_lag_seconds",                                                 \
+      "How late the last heartbeat of the main loop was.")                                         \
+    X(LOOP_LAG_MAX, GAUGE, "kvplane_loop_lag_max_seconds",                                         \
+      "The latest heartbeat of the main loop since start.")                                        \
+    X(OPERATIONS, COUNTER, "kvplane_operations_total", "Finished lifecycle operations.",           \
+      "operation", "outcome")                                                                      \
+    X(OPERATION_SECONDS, HISTOGRAM, "kvplane_operation_seconds",                                   \
+      "Time from request to answer of lifecycle operations.", "operation")                         \
+    X(INSTANCE_UP, GAUGE, "kvplane_instance_up",                                                   \
+      "1 while all ranks of the instance are attached.", "instance", "tenant")                     \
+    X(INSTANCE_READY, GAUGE, "kvplane_instance_ready", "1 while the instance may take traffic.",   \
+      "instance", "tenant")                                                                        \
+    X(INSTANCE_SLEEPING, GAUGE, "kvplane_instance_sleeping", "1 while the instance sleeps.",       \
+      "instance", "tenant")                                                                        \
+    X(INSTANCE_OPEN, GAUGE, "kvplane_instance_open",                                               \
+      "1 while the instance uses the store; 0 between two lineages.", "instance", "tenant")        \
+    X(INSTANCE_SHARED, GAUGE, "kvplane_instance_shared",                                           \
+      "1 while the lineage of the instance has a name that others can join.", "instance",          \
+      "tenant")                                                                                    \
+    X(REGIONS, GAUGE, "kvplane_regions", "Regions of engine memory registered now.", "instance")   \
+    X(REGION_BYTES, GAUGE, "kvplane_region_bytes",                                                 \
+      "Bytes of engine memory registered now.", "instance")                                        \
+    X(SESSIONS, GAUGE, "kvplane_sessions", "Connections on the engine socket.")                    \
+    X(SESSIONS_ENDED, COUNTER, "kvplane_sessions_ended_total",                                     \
+      "Connections on the engine socket that ended, by cause.", "cause")                           \
+    X(LATE_REPLIES, COUNTER, "kvplane_late_replies_total",                                         \
+      "Answers of engines that came after their bound and were dropped.", "message")               \
+    X(CALLS_TIMED_OUT, COUNTER, "kvplane_calls_timed_out_total",                                   \
+      "Calls that an engine did not answer within their bound.", "message")                        \
+    X(LOOKUPS, COUNTER, "kvplane_lookups_total", "Lookups answered.", "status")                    \
+    X(LOOKUP_BLOCKS, COUNTER, "kvplane_lookup_blocks_total",                                       \
+      "Blocks looked up: hit, or missed because they are absent, the lineage is private, closed, " \
+      "or the token fenced.",                                                                      \
+      "result")                                                                                    \
+    X(LOOKUP_SECONDS, HISTOGRAM, "kvplane_lookup_seconds", "Time from request to answer.")         \
+    X(PUTS, COUNTER, "kvplane_puts_total", "Blocks put, by result.", "result")                     \
+    X(GETS, COUNTER, "kvplane_gets_total", "Blocks got, by result.", "result")                     \
+    X(PUT_BYTES, COUNTER, "kvplane_put_bytes_total", "Bytes of blocks stored.")                    \
+    X(GET_BYTES, COUNTER, "kvplane_get_bytes_total", "Bytes of blocks delivered.")                 \
+    X(PUT_SECONDS, HISTOGRAM, "kvplane_put_seconds", "Time from request to answer of a batch.")    \
+    X(GET_SECONDS, HISTOGRAM, "kvplane_get_seconds", "Time from request to answer of a batch.")    \
+    X(TASKS_QUEUED, GAUGE, "kvplane_tasks_queued", "Batches accepted and not begun.", "queue")     \
+    X(TASKS_RUNNING, GAUGE, "kvplane_tasks_running", "Batches that move bytes now.", "queue")      \
+    X(STORE_CAPACITY, GAUGE, "kvplane_store_capacity_bytes", "Bytes the store can hold.")          \
+    X(STORE_USED, GAUGE, "kvplane_store_used_bytes", "Bytes in use: live, reserved, quarantined.") \
+    X(STORE_RESERVED, GAUGE, "kvplane_store_reserved_bytes", "Bytes of puts not yet committed.")   \
+    X(STORE_QUARANTINED, GAUGE, "kvplane_store_quarantined_bytes",                                 \
+      "Bytes not reused yet, because somebody may still write or read them.")                      \
+    X(STORE_OBJECTS, GAUGE, "kvplane_store_objects", "Objects stored.")                            \
+    X(STORE_EVICTED, COUNTER, "kvplane_store_evicted_total", "Objects evicted for space.")         \
+    X(STORE_RECLAIMED, COUNTER, "kvplane_store_reclaimed_total",                                   \
+      "Objects of retired lineages reclaimed.")                                                    \
+    X(TENANT_USED, GAUGE, "kvplane_tenant_used_bytes", "Bytes in use by a tenant.", "tenant")      \
+    X(TENANT_OBJECTS, GAUGE, "kvplane_tenant_objects", "Objects of a tenant.", "tenant")           \
+    X(HTTP_REQUESTS, COUNTER, "kvplane_http_requests_total", "HTTP requests answered.", "route",   \
+      "code")                                                                                      \
+    X(HTTP_SECONDS, HISTOGRAM, "kvplane_http_request_seconds",                                     \
+      "Time from the end of the request to its answer.", "route")
+
+enum kvp_metric {
+#define X(name, ...) KVP_M_##name,
+    KVP_METRICS(X)
+#undef X
+        KVP_METRIC_COUNT
+};
+extern const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT];
+
+#endif
