@@ -3,10 +3,11 @@
 
 #include "base/assert.h"
 
+#include <uv.h>
+
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <uv.h>
 
 /*
  * One scheduler turn for each iteration of the libuv loop, in its check phase, right after the I/O

@@ -9,7 +9,7 @@
  * list. Whoever counts takes the registry and the enum; nobody invents a name elsewhere.
  */
 #define KVP_METRICS(X)                                                                             \
-    /* name, type, exposed name, help, labels… */                                                  \
+    /* name, type, exposed name, help, labels… */                                                \
     X(BUILD_INFO, GAUGE, "kvplane_build_info", "Always 1; the version is in the label.",           \
       "version")                                                                                   \
     X(START_TIME, GAUGE, "kvplane_start_time_seconds", "Unix time at which the daemon started.")   \
@@ -33,8 +33,8 @@
       "1 while the lineage of the instance has a name that others can join.", "instance",          \
       "tenant")                                                                                    \
     X(REGIONS, GAUGE, "kvplane_regions", "Regions of engine memory registered now.", "instance")   \
-    X(REGION_BYTES, GAUGE, "kvplane_region_bytes",                                                 \
-      "Bytes of engine memory registered now.", "instance")                                        \
+    X(REGION_BYTES, GAUGE, "kvplane_region_bytes", "Bytes of engine memory registered now.",       \
+      "instance")                                                                                  \
     X(SESSIONS, GAUGE, "kvplane_sessions", "Connections on the engine socket.")                    \
     X(SESSIONS_ENDED, COUNTER, "kvplane_sessions_ended_total",                                     \
       "Connections on the engine socket that ended, by cause.", "cause")                           \

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "internal.h"
-
 #include "session.h"
 
 #include "base/assert.h"
 #include "base/log.h"
+
+#include <uv.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,6 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
-#include <uv.h>
 
 /*
  * The lock file, not the socket, says who is the daemon: the lock ends with its process, however

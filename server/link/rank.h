@@ -113,8 +113,7 @@ void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
 /* A use keeps the struct, not the registration: a transfer of a region that was unregistered
  * meanwhile is refused by the transport. GENERATION: not registered. INVALID: no such region, or
  * outside it. */
-KVB_MUST_USE kvb_status_t kvp_regions_use(struct kvp_link_rank *rank,
-                                          const struct kvb_slice *slice,
+KVB_MUST_USE kvb_status_t kvp_regions_use(struct kvp_link_rank *rank, const struct kvb_slice *slice,
                                           struct kvp_region **region_p);
 struct kvt_region *kvp_region_memory(struct kvp_region *region);
 /* May free the rank, if it was released. */

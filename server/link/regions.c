@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rank.h"
-
 #include "internal.h"
+#include "rank.h"
 #include "session.h"
 
 #include "base/assert.h"
@@ -205,25 +204,34 @@ static void admit(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX], 
     }
 }
 
-void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
-                           const struct kvb_link_region *msg, int fd)
+/* Which slot it is for, and whether it may change anything. */
+static kvb_status_t judge_hand_over(struct kvp_link_rank *rank, const struct kvb_link_region *msg,
+                                    struct kvp_slot **slot_p)
 {
-    kvb_status_t status = KVB_OK;
-    uint32_t tag = find_tag(rank, msg->tag);
+    if (find_tag(rank, msg->tag) == KVB_TAGS_MAX) {
+        return KVB_ERR_LIMIT;
+    }
     struct kvp_slot *slot = find_slot(rank, msg->region);
-    if (tag == KVB_TAGS_MAX) {
-        status = KVB_ERR_LIMIT;
-    } else if (slot == NULL) {
-        status = make_slot(rank, msg, &slot);
-    } else if (strcmp(slot->tag, msg->tag) != 0) {
-        status = KVB_ERR_INVALID;
-    } else if (msg->generation <= slot->generation) {
-        status = KVB_ERR_GENERATION; /* what is older changes nothing */
+    if (slot == NULL) {
+        return make_slot(rank, msg, slot_p);
     }
-    if (status != KVB_OK) {
-        goto err_close;
+    if (strcmp(slot->tag, msg->tag) != 0) {
+        return KVB_ERR_INVALID;
     }
+    if (msg->generation <= slot->generation) {
+        return KVB_ERR_GENERATION; /* what is older changes nothing */
+    }
+    *slot_p = slot;
+    return KVB_OK;
+}
+
+/* A region of the slot, registered if its tag is not given up. Takes fd. */
+static kvb_status_t fresh_region(struct kvp_link_rank *rank, struct kvp_slot *slot,
+                                 const struct kvb_link_region *msg, int fd,
+                                 struct kvp_region **region_p)
+{
     struct kvt_region_desc desc = {
+        .owner = rank->hold_id * KVB_RANKS_MAX + rank->base.index,
         .number = msg->region,
         .kind = msg->kind == KVB_MEMORY_CUDA ? KVT_MEMORY_CUDA : KVT_MEMORY_HOST,
         .host_resident = (msg->flags & KVB_REGION_HOST_RESIDENT) != 0,
@@ -234,37 +242,51 @@ void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
     _Static_assert(sizeof desc.tag == sizeof msg->tag, "names have one length");
     memcpy(desc.tag, msg->tag, sizeof desc.tag);
     struct kvp_region *region;
-    status = make_region(rank, slot, &desc, fd, &region);
+    kvb_status_t status = make_region(rank, slot, &desc, fd, &region);
     if (status != KVB_OK) {
-        goto err_reply;
+        return status;
     }
-    if (rank->tags[tag].admitted || desc.host_resident) {
+    if (rank->tags[find_tag(rank, slot->tag)].admitted || desc.host_resident) {
         status = kvt_region_register(region->memory);
     }
     if (status != KVB_OK) {
         drop(region);
-        goto err_reply;
+        return status;
     }
-    struct kvp_region *old = slot->now;
+    *region_p = region;
+    return KVB_OK;
+}
+
+void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
+                           const struct kvb_link_region *msg, int fd)
+{
+    struct kvp_slot *slot;
+    struct kvp_region *region;
+    struct kvp_region *old;
+    kvb_status_t status = judge_hand_over(rank, msg, &slot);
+    if (status != KVB_OK) {
+        (void)close(fd);
+        goto out_reply;
+    }
+    status = fresh_region(rank, slot, msg, fd, &region);
+    if (status != KVB_OK) {
+        goto out_reply;
+    }
+    old = slot->now;
     slot->now = region;
     slot->generation = msg->generation;
-    slot->host_resident = desc.host_resident;
+    slot->host_resident = (msg->flags & KVB_REGION_HOST_RESIDENT) != 0;
     if (old != NULL) {
         enum kvt_region_state state = kvt_region_state(old->memory);
-        old->reply_waits = state == KVT_REGION_REGISTERED || state == KVT_REGION_DRAINING;
+        bool waits = state == KVT_REGION_REGISTERED || state == KVT_REGION_DRAINING;
+        old->reply_waits = waits;
         old->reply_seq = seq;
-        bool waits = old->reply_waits;
         drop(old);
         if (waits) {
-            return;
+            return; /* answered when the old one is gone */
         }
     }
-    kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, seq, KVB_OK);
-    return;
-
-err_close:
-    (void)close(fd);
-err_reply:
+out_reply:
     kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, seq, status);
 }
 
@@ -312,8 +334,7 @@ static void register_again(struct kvp_region *old)
     int fd = old->undo_fd;
     old->undo_fd = -1;
     struct kvp_region *region = NULL;
-    kvb_status_t status =
-        make_region(rank, slot, kvt_region_desc(old->memory), fd, &region);
+    kvb_status_t status = make_region(rank, slot, kvt_region_desc(old->memory), fd, &region);
     if (status == KVB_OK) {
         status = kvt_region_register(region->memory);
     }
@@ -408,8 +429,7 @@ static void on_unregistered(void *arg, struct kvt_region *memory, kvb_status_t s
 
 static void on_nothing_to_unregister(struct kvb_event *event)
 {
-    struct kvp_link_rank *rank =
-        kvb_container_of(event, struct kvp_link_rank, unregister.event);
+    struct kvp_link_rank *rank = kvb_container_of(event, struct kvp_link_rank, unregister.event);
     finish_unregister(rank);
 }
 
@@ -478,8 +498,7 @@ static kvb_status_t register_slots(struct kvp_link_rank *rank, const char (*tags
         kvb_status_t status = kvt_region_register(slot->now->memory);
         if (status != KVB_OK) {
             KVB_LOG(ERROR, "region could not be registered", KVB_STR("rank", rank->name),
-                    KVB_U64("region", slot->number), KVB_STR("tag", slot->tag),
-                    KVB_STATUS(status));
+                    KVB_U64("region", slot->number), KVB_STR("tag", slot->tag), KVB_STATUS(status));
             return status;
         }
     }
@@ -488,8 +507,7 @@ static kvb_status_t register_slots(struct kvp_link_rank *rank, const char (*tags
 
 static void on_registered(struct kvb_event *event)
 {
-    struct kvp_link_rank *rank =
-        kvb_container_of(event, struct kvp_link_rank, registering.event);
+    struct kvp_link_rank *rank = kvb_container_of(event, struct kvp_link_rank, registering.event);
     rank->registering.active = false;
     rank->registering.done(rank->registering.arg, rank->registering.status);
 }

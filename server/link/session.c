@@ -61,8 +61,7 @@ static void complete(struct call *call, kvb_status_t status, const union kvp_ran
 /* ---- replies to our calls ---- */
 
 static kvb_status_t unpack_reply(uint16_t type, struct kvb_span payload,
-                                 union kvp_rank_reply *reply, kvb_status_t *status_p,
-                                 bool *more_p)
+                                 union kvp_rank_reply *reply, kvb_status_t *status_p, bool *more_p)
 {
     kvb_status_t status;
     *more_p = true;
@@ -131,8 +130,8 @@ static void on_call_bound(struct kvb_timer *timer)
     struct call *call = kvb_container_of(timer, struct call, bound);
     const char *label = kvb_link_info(call->type)->label;
     kvp_count(call->session->owner->config.metrics, KVP_M_CALLS_TIMED_OUT, label, 1);
-    KVB_LOG_LIMITED(WARN, "no answer within the bound",
-                    KVB_STR("rank", call->session->rank->name), KVB_STR("message", label));
+    KVB_LOG_LIMITED(WARN, "no answer within the bound", KVB_STR("rank", call->session->rank->name),
+                    KVB_STR("message", label));
     complete(call, KVB_ERR_TIMEOUT, NULL);
 }
 
@@ -236,60 +235,64 @@ static void send_held_calls(struct kvp_session *session)
     }
 }
 
-static void refuse(struct kvp_session *session, uint64_t seq, const struct kvb_link_hello *hello,
-                   const char *reason)
+/* False: refused, for the reason. */
+static bool admit(struct kvp_session *session, const struct kvb_link_hello *hello,
+                  struct kvp_link_rank *rank, char *reason, size_t reason_cap)
 {
-    KVB_LOG_LIMITED(WARN, "hello refused", KVB_STR("instance", hello->instance),
-                    KVB_U64("rank", hello->rank), KVB_STR("reason", reason));
-    session->refused = true;
-    reply_hello(session, seq, KVB_ERR_REFUSED, reason);
-    kvp_stream_finish(session->stream, "hello was refused");
+    const struct kvp_link_config *config = &session->owner->config;
+    if (hello->version != KVB_LINK_VERSION) {
+        (void)snprintf(reason, reason_cap,
+                       "this daemon speaks link version %d, the engine %u: use the libkvplane of "
+                       "the same release",
+                       KVB_LINK_VERSION, hello->version);
+        return false;
+    }
+    if (config->tenant_allowed != NULL &&
+        !config->tenant_allowed(config->ctx, hello->tenant, reason, reason_cap)) {
+        return false;
+    }
+    struct kvp_instance *instance = NULL;
+    session->rank = rank;
+    kvb_status_t status =
+        kvp_fleet_hello(config->fleet, hello, &rank->base, reason, reason_cap, &instance);
+    if (status != KVB_OK) {
+        session->rank = NULL;
+        if (reason[0] == '\0') {
+            (void)snprintf(reason, reason_cap, "%s", kvb_status_text(status));
+        }
+        return false;
+    }
+    kvp_link_rank_admitted(rank, instance);
+    return true;
 }
 
 static kvb_status_t on_hello(struct kvp_session *session, uint64_t seq, struct kvb_span payload)
 {
-    const struct kvp_link_config *config = &session->owner->config;
+    struct kvp_link_rank *rank = NULL;
+    char reason[256] = "";
     struct kvb_link_hello *hello = malloc(sizeof *hello);
     if (hello == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    char reason[256] = "";
     kvb_status_t status = kvb_link_hello_unpack(payload, hello);
+    if (status == KVB_OK) {
+        status = kvp_link_rank_create(session->owner, session, hello, &rank);
+    }
     if (status != KVB_OK) {
         goto out;
     }
-    if (hello->version != KVB_LINK_VERSION) {
-        (void)snprintf(reason, sizeof reason,
-                       "this daemon speaks link version %d, the engine %u: use the libkvplane of "
-                       "the same release",
-                       KVB_LINK_VERSION, hello->version);
-        refuse(session, seq, hello, reason);
-        goto out;
-    }
-    if (config->tenant_allowed != NULL &&
-        !config->tenant_allowed(config->ctx, hello->tenant, reason, sizeof reason)) {
-        refuse(session, seq, hello, reason);
-        goto out;
-    }
-    struct kvp_link_rank *rank = NULL;
-    status = kvp_link_rank_create(session->owner, session, hello, &rank);
-    if (status != KVB_OK) {
-        goto out;
-    }
-    session->rank = rank;
-    struct kvp_instance *instance = NULL;
-    kvb_status_t taken = kvp_fleet_hello(config->fleet, hello, &rank->base, reason, sizeof reason,
-                                         &instance);
-    if (taken != KVB_OK) {
-        session->rank = NULL;
+    if (!admit(session, hello, rank, reason, sizeof reason)) {
+        KVB_LOG_LIMITED(WARN, "hello refused", KVB_STR("rank", rank->name),
+                        KVB_STR("reason", reason));
         kvp_link_rank_release(rank);
-        refuse(session, seq, hello, reason[0] != '\0' ? reason : kvb_status_text(taken));
+        session->refused = true;
+        reply_hello(session, seq, KVB_ERR_REFUSED, reason);
+        kvp_stream_finish(session->stream, "hello was refused");
         goto out;
     }
-    kvp_link_rank_admitted(rank, instance);
     KVB_LOG(INFO, "rank attached", KVB_STR("rank", rank->name), KVB_STR("tenant", hello->tenant),
             KVB_U64("world_size", hello->world_size), KVB_U64("session", session->id));
-    kvb_sched_timer_clear(config->sched, &session->hello_bound);
+    kvb_sched_timer_clear(session->owner->config.sched, &session->hello_bound);
     reply_hello(session, seq, KVB_OK, "");
     session->attached = true;
     send_held_calls(session);
@@ -419,8 +422,7 @@ static kvb_status_t on_frame(void *ctx, const struct kvb_frame *frame, uint8_t *
     if (status != KVB_OK) {
         KVB_LOG_LIMITED(WARN, "bad frame: connection closed",
                         KVB_STR("rank", session->rank != NULL ? session->rank->name : "none"),
-                        KVB_STR("message", kvb_link_info(frame->type)->label),
-                        KVB_STATUS(status));
+                        KVB_STR("message", kvb_link_info(frame->type)->label), KVB_STATUS(status));
     }
     return status;
 }
@@ -459,7 +461,10 @@ static void on_closed(void *ctx, const char *reason)
     struct kvp_session *session = ctx;
     struct kvb_metrics *metrics = session->owner->config.metrics;
     kvp_count(metrics, KVP_M_SESSIONS_ENDED,
-              session->refused ? "refused" : session->attached ? "ended" : "no_hello", 1);
+              session->refused    ? "refused"
+              : session->attached ? "ended"
+                                  : "no_hello",
+              1);
     (void)snprintf(session->reason, sizeof session->reason, "%s", reason);
     kvp_stream_destroy(session->stream);
     session->stream = NULL;

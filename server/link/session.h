@@ -21,7 +21,7 @@ void kvp_session_open(struct kvp_link *owner, int fd);
 /* Its end is told by kvp_link_session_gone(). Idempotent. */
 void kvp_session_close(struct kvp_session *session, const char *reason);
 
-struct kvp_session *kvp_session_of(struct kvb_list *link); /* of the link's list */
+struct kvp_session *kvp_session_of(struct kvb_list *link);                 /* of the link's list */
 struct kvp_link_rank *kvp_session_rank(const struct kvp_session *session); /* NULL: no hello yet */
 
 /* Answers the engine's request seq; takes the writer's bytes. */

@@ -4,13 +4,14 @@
 #include "base/assert.h"
 #include "base/list.h"
 
+#include <uv.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <uv.h>
 
 /*
  * Who ends a stream: end() writes the reason, stops the poll handle and posts `ended`; that event
@@ -154,8 +155,8 @@ static size_t gather(struct kvp_stream *stream, struct iovec *iov)
             skip = KVB_FRAME_HEADER_LEN;
         }
         if (chunk->len > skip) {
-            iov[n++] = (struct iovec){chunk->payload + (skip - KVB_FRAME_HEADER_LEN),
-                                      chunk->len - skip};
+            iov[n++] =
+                (struct iovec){chunk->payload + (skip - KVB_FRAME_HEADER_LEN), chunk->len - skip};
         }
     }
     return n;
@@ -165,8 +166,7 @@ static void written(struct kvp_stream *stream, size_t n)
 {
     stream->out_bytes -= n;
     while (n > 0) {
-        struct chunk *chunk =
-            kvb_container_of(kvb_list_first(&stream->out), struct chunk, link);
+        struct chunk *chunk = kvb_container_of(kvb_list_first(&stream->out), struct chunk, link);
         size_t left = chunk->len - chunk->done;
         if (n < left) {
             chunk->done += n;
@@ -188,7 +188,7 @@ static void write_out(struct kvp_stream *stream)
             if (errno == EINTR) {
                 continue;
             }
-            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+            if (errno != EAGAIN) {
                 end(stream, "the peer closed the connection");
             }
             return;
@@ -209,26 +209,23 @@ static void on_flush(struct kvb_event *event)
     }
 }
 
-void kvp_stream_send(struct kvp_stream *stream, uint16_t type, uint16_t flags, uint64_t seq,
-                     struct kvb_writer *writer)
+static void queue_frame(struct kvp_stream *stream, const struct kvb_frame *frame,
+                        struct kvb_writer *writer)
 {
-    struct chunk *chunk = NULL;
-    if (stream->ending || stream->finishing) {
-        goto drop;
+    if (writer->status != KVB_OK) {
+        end(stream, kvb_status_text(writer->status));
+        return;
     }
-    if (writer->status != KVB_OK || stream->out_bytes + writer->len > KVP_STREAM_OUT_MAX) {
-        end(stream, writer->status != KVB_OK ? kvb_status_text(writer->status)
-                                             : "the peer does not read what it is sent");
-        goto drop;
+    if (stream->out_bytes + writer->len > KVP_STREAM_OUT_MAX) {
+        end(stream, "the peer does not read what it is sent");
+        return;
     }
-    chunk = calloc(1, sizeof *chunk);
+    struct chunk *chunk = calloc(1, sizeof *chunk);
     if (chunk == NULL) {
         end(stream, kvb_status_text(KVB_ERR_NO_MEMORY));
-        goto drop;
+        return;
     }
-    struct kvb_frame frame = {
-        .type = type, .flags = flags, .seq = seq, .len = (uint32_t)writer->len};
-    kvb_frame_pack(&frame, chunk->header);
+    kvb_frame_pack(frame, chunk->header);
     chunk->len = KVB_FRAME_HEADER_LEN + writer->len;
     chunk->payload = writer->data;
     writer->data = NULL;
@@ -236,7 +233,16 @@ void kvp_stream_send(struct kvp_stream *stream, uint16_t type, uint16_t flags, u
     stream->out_bytes += chunk->len;
     /* In a later turn, so that the answers of one turn go out together. */
     kvb_sched_post(stream->sched, &stream->flush);
-drop:
+}
+
+void kvp_stream_send(struct kvp_stream *stream, uint16_t type, uint16_t flags, uint64_t seq,
+                     struct kvb_writer *writer)
+{
+    struct kvb_frame frame = {
+        .type = type, .flags = flags, .seq = seq, .len = (uint32_t)writer->len};
+    if (!stream->ending && !stream->finishing) {
+        queue_frame(stream, &frame, writer);
+    }
     kvb_writer_cleanup(writer);
 }
 
@@ -347,7 +353,7 @@ static bool read_some(struct kvp_stream *stream)
                          .msg_controllen = sizeof control.bytes};
     ssize_t n = recvmsg(stream->fd, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (n < 0) {
-        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+        if (errno != EAGAIN && errno != EINTR) {
             end(stream, "the connection was reset");
         }
         return false;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rank.h"
-
 #include "internal.h"
+#include "rank.h"
 #include "session.h"
 
 #include "base/assert.h"
@@ -70,7 +69,8 @@ static struct kvb_metrics *metrics_of(const struct kvp_link_rank *rank)
     return rank->owner->config.metrics;
 }
 
-static void count_tasks(struct kvp_link_rank *rank, enum kvp_task_kind kind, int queued, int running)
+static void count_tasks(struct kvp_link_rank *rank, enum kvp_task_kind kind, int queued,
+                        int running)
 {
     struct kvp_link *owner = rank->owner;
     struct kvp_task_queue *queue = &rank->queues[kind];
@@ -135,9 +135,9 @@ static void answer_lookup(struct kvp_task *task, kvb_status_t status)
     kvp_count(metrics, KVP_M_LOOKUPS, kvb_status_label(status), 1);
     kvp_count(metrics, KVP_M_LOOKUP_BLOCKS, "hit", hits);
     kvp_count(metrics, KVP_M_LOOKUP_BLOCKS,
-              status != KVB_OK  ? kvb_status_label(status)
+              status != KVB_OK ? kvb_status_label(status)
               : task->private_ ? "private"
-                                : "absent",
+                               : "absent",
               asked - hits);
     kvp_observe0(metrics, KVP_M_LOOKUP_SECONDS,
                  kvb_now_ns(task->rank->sched->clock) - task->since_ns);
@@ -176,8 +176,8 @@ static void answer_batch(struct kvp_task *task, kvb_status_t status)
         run++;
     }
     if (run > 0) {
-        kvp_count(metrics, family,
-                  kvb_status_label(task->statuses[task->msg.batch.nentries - 1]), run);
+        kvp_count(metrics, family, kvb_status_label(task->statuses[task->msg.batch.nentries - 1]),
+                  run);
     }
     kvp_count0(metrics, put ? KVP_M_PUT_BYTES : KVP_M_GET_BYTES, bytes);
     kvp_observe0(metrics, put ? KVP_M_PUT_SECONDS : KVP_M_GET_SECONDS,
@@ -208,6 +208,17 @@ static bool transfers_none(const struct kvp_link_rank *rank)
            0;
 }
 
+static void free_task(struct kvp_task *task)
+{
+    free(task->statuses);
+    free(task->entries);
+    free(task->slices);
+    free(task->items);
+    free(task->uses);
+    free(task->payload);
+    free(task);
+}
+
 /* status: of every entry that has none of its own; not OK takes back what had succeeded. Last
  * statement of its callers: it may free the rank. */
 static void finish(struct kvp_task *task, kvb_status_t status)
@@ -231,12 +242,8 @@ static void finish(struct kvp_task *task, kvb_status_t status)
     }
     uint32_t nuses = task->nuses;
     struct kvp_region **uses = task->uses;
-    free(task->statuses);
-    free(task->entries);
-    free(task->slices);
-    free(task->items);
-    free(task->payload);
-    free(task);
+    task->uses = NULL;
+    free_task(task);
     wake_starved(rank->owner);
     if (!rank->released) {
         kvb_sched_post(rank->sched, &rank->dispatch);
@@ -275,9 +282,8 @@ static bool next_wave(struct kvp_task *task)
         room -= cursor->asked;
         for (uint32_t k = 0; k < cursor->asked; k++) {
             for (uint32_t part = 0; part < task->rank->world_size; part++) {
-                task->items[n++] = (struct kvs_item){.key = group->keys[cursor->hits + k],
-                                                     .group = group->group,
-                                                     .part = part};
+                task->items[n++] = (struct kvs_item){
+                    .key = group->keys[cursor->hits + k], .group = group->group, .part = part};
             }
         }
     }
@@ -339,8 +345,7 @@ static kvb_status_t take_lookup(struct kvp_task *task)
         return KVB_ERR_NO_MEMORY;
     }
     task->store.op = KVS_EXISTS;
-    task->store.hold =
-        (struct kvs_hold){task->rank->hold_id, task->msg.lookup.request};
+    task->store.hold = (struct kvs_hold){task->rank->hold_id, task->msg.lookup.request};
     task->store.done = on_wave;
     return KVB_OK;
 }
@@ -373,8 +378,7 @@ static kvb_status_t take_entry(struct kvp_task *task, const struct kvb_link_entr
     struct kvt_slice *slices = task->slices + *nslices;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < entry->nslices; i++) {
-        kvb_status_t status =
-            kvp_regions_use(rank, &entry->slices[i], &task->uses[task->nuses]);
+        kvb_status_t status = kvp_regions_use(rank, &entry->slices[i], &task->uses[task->nuses]);
         if (status != KVB_OK) {
             return status; /* the uses taken so far go with the task */
         }
@@ -429,8 +433,8 @@ static kvb_status_t take_batch(struct kvp_task *task)
         }
     }
     task->store.op = task->kind == KVP_TASK_PUT ? KVS_PUT : KVS_GET;
-    task->store.hold = (struct kvs_hold){task->kind == KVP_TASK_GET ? task->rank->hold_id : 0,
-                                         msg->request};
+    task->store.hold =
+        (struct kvs_hold){task->kind == KVP_TASK_GET ? task->rank->hold_id : 0, msg->request};
     task->store.done = on_batch;
     return KVB_OK;
 }
@@ -510,13 +514,13 @@ static void on_dispatch(struct kvb_event *event)
     dispatch(kvb_container_of(event, struct kvp_link_rank, dispatch));
 }
 
-kvb_status_t kvp_tasks_submit(struct kvp_link_rank *rank, enum kvp_task_kind kind, uint64_t seq,
-                              uint8_t *payload, size_t len)
+static kvb_status_t make_task(struct kvp_link_rank *rank, enum kvp_task_kind kind, uint64_t seq,
+                              uint8_t *payload, size_t len, struct kvp_task **task_p)
 {
     struct kvp_task *task = calloc(1, sizeof *task);
-    kvb_status_t status = KVB_ERR_NO_MEMORY;
     if (task == NULL) {
-        goto err_payload;
+        free(payload);
+        return KVB_ERR_NO_MEMORY;
     }
     task->rank = rank;
     task->kind = kind;
@@ -526,9 +530,22 @@ kvb_status_t kvp_tasks_submit(struct kvp_link_rank *rank, enum kvp_task_kind kin
     task->len = len;
     task->lineage = rank->base.stay->lineage;
     task->private_ = rank->base.stay->private_;
-    status = kind == KVP_TASK_LOOKUP ? take_lookup(task) : take_batch(task);
+    kvb_status_t status = kind == KVP_TASK_LOOKUP ? take_lookup(task) : take_batch(task);
     if (status != KVB_OK) {
-        goto err_task;
+        free_task(task);
+        return status;
+    }
+    *task_p = task;
+    return KVB_OK;
+}
+
+kvb_status_t kvp_tasks_submit(struct kvp_link_rank *rank, enum kvp_task_kind kind, uint64_t seq,
+                              uint8_t *payload, size_t len)
+{
+    struct kvp_task *task;
+    kvb_status_t status = make_task(rank, kind, seq, payload, len, &task);
+    if (status != KVB_OK) {
+        return status;
     }
     struct kvp_task_queue *queue = &rank->queues[kind];
     bool full = queue->nqueued >= rank->owner->config.queue_max ||
@@ -536,30 +553,19 @@ kvb_status_t kvp_tasks_submit(struct kvp_link_rank *rank, enum kvp_task_kind kin
     kvb_list_push_back(&queue->queued, &task->link);
     queue->queued_bytes += len;
     count_tasks(rank, kind, 1, 0);
-    kvb_status_t verdict = full ? KVB_ERR_AGAIN : KVB_OK;
-    if (kind != KVP_TASK_PUT && verdict == KVB_OK) {
-        verdict = judge(rank, kind, task->token);
+    status = full ? KVB_ERR_AGAIN : KVB_OK;
+    if (status == KVB_OK && kind != KVP_TASK_PUT) { /* a put's entries were judged one by one */
+        status = judge(rank, kind, task->token);
     }
-    if (kind == KVP_TASK_LOOKUP && verdict == KVB_OK) {
-        (void)next_wave(task);
-    }
-    if (verdict != KVB_OK) {
-        finish(task, verdict);
+    if (status != KVB_OK) {
+        finish(task, status);
         return KVB_OK;
+    }
+    if (kind == KVP_TASK_LOOKUP) {
+        (void)next_wave(task);
     }
     dispatch(rank);
     return KVB_OK;
-
-err_task:
-    free(task->statuses);
-    free(task->entries);
-    free(task->slices);
-    free(task->items);
-    free(task->uses);
-    free(task);
-err_payload:
-    free(payload);
-    return status;
 }
 
 /* ---- stopping ---- */
@@ -597,8 +603,8 @@ void kvp_tasks_stay_changed(struct kvp_link_rank *rank)
     {
         struct kvp_task *task = kvb_container_of(link, struct kvp_task, link);
         if (judge_end(rank, KVP_TASK_GET, task->token) != KVB_OK) {
-            kvs_client_cancel(&task->store, kvb_deadline_in_ms(rank->sched->clock,
-                                                               rank->owner->config.abort_ms));
+            kvs_client_cancel(&task->store,
+                              kvb_deadline_in_ms(rank->sched->clock, rank->owner->config.abort_ms));
         }
     }
 }
