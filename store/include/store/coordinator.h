@@ -39,8 +39,9 @@ void kvs_member_close(struct kvs_member *member);
 
 struct kvs_coord_request {
     void (*done)(struct kvs_coord_request *request, kvb_status_t status);
-    struct kvb_lineage lineage; /* resolve: the answer */
+    struct kvb_lineage lineage; /* resolve, step: the answer */
     bool bound;                 /* check: the answer */
+    uint64_t epoch;             /* tenant_reset: the epoch it began, whatever became of it */
     struct {
         struct kvb_list link;
         struct kvb_event event;
@@ -51,26 +52,31 @@ struct kvs_coord_request {
     } impl;
 };
 
-/* The lineage of a name, created if absent; the member is counted in it from then on. */
+/* The lineage of a name, created if absent; the member is counted in it, and in no other name, from
+ * then on. OK, UNAVAILABLE, INVALID (empty, or longer than 255 bytes), NO_MEMORY. */
 void kvs_member_resolve(struct kvs_member *member, const char *name,
                         struct kvs_coord_request *request);
-/* Is this name still bound to this lineage? If so the member is counted in it (again). */
+/* Is this name still bound to this lineage? If so the member is counted in it (again). OK,
+ * UNAVAILABLE. */
 void kvs_member_check(struct kvs_member *member, const char *name, struct kvb_lineage lineage,
                       struct kvs_coord_request *request);
 /* Not a member of that name any more; no answer. A name whose last member left is forgotten after a
  * grace period. */
 void kvs_member_leave(struct kvs_member *member, const char *name);
-/* A private lineage was left: nobody can read it again, its space may go. No answer. */
+/* A private lineage was left: nobody can read it again, its space may go. No answer. A lineage that
+ * a name or a step stands for is left alone. */
 void kvs_member_abandon(struct kvs_member *member, struct kvb_lineage lineage);
-/* This member has left what retirement named and its engine has acknowledged that. */
+/* This member has left what retirement named and its engine has acknowledged that. May be called
+ * inside told. An unknown or finished retirement: no effect. */
 void kvs_member_left(struct kvs_member *member, uint64_t retirement);
 
 /*
  * Retires lineages for everyone, and the lineage that `name` (NULL: none) stands for now, if any:
  * names unbound, members told, nodes reclaim. OK: the coordinator has it and every live member has
- * left. TIMEOUT: it has it, a member did not answer by the
- * deadline (and is fenced). UNAVAILABLE: nothing happened. The asking member is not told; it has
- * left already.
+ * left. TIMEOUT: it has it, a member did not answer by the deadline (and is fenced). UNAVAILABLE,
+ * NO_MEMORY: nothing happened. All other members of the same space are told, one call for each
+ * lineage, since one that left a moment ago may still wait for its engine; the asking member is
+ * not: it has left already. A lineage that a name of another space stands for is left alone.
  */
 void kvs_member_retire(struct kvs_member *member, const struct kvb_lineage *lineages, uint32_t n,
                        const char *name, uint64_t deadline_ns, struct kvs_coord_request *request);
@@ -82,8 +88,9 @@ void kvs_tenant_reset(struct kvs_coordinator *coordinator, const char *tenant,
 
 /* Makes the tenant's next lineage for `--unversioned` (DESIGN.md section 4, rule 7): the first
  * caller of a step makes it, later callers of the same step get the same. `step` counts the steps
- * the caller has taken since `epoch`, which the tenant's last reset began; an answer FENCED means:
- * out of step, stay private. */
+ * the caller has taken since `epoch`, which the tenant's last reset began: the first is 1. FENCED:
+ * out of step (another epoch, one that this member took no part in, a step already passed or
+ * skipped); stay private. */
 void kvs_member_step(struct kvs_member *member, uint64_t epoch, uint64_t step,
                      struct kvs_coord_request *request);
 

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/coordinator.h"
+
+#include "coordinator_impl.h"
+
+kvb_status_t kvs_member_open(struct kvs_coordinator *coordinator, const char *instance,
+                             const struct kvs_space *space, const struct kvs_member_ops *ops,
+                             void *ctx, struct kvs_member **member_p)
+{
+    return coordinator->ops->open(coordinator, instance, space, ops, ctx, member_p);
+}
+
+void kvs_member_close(struct kvs_member *member)
+{
+    if (member != NULL) {
+        member->coordinator->ops->close(member);
+    }
+}
+
+void kvs_member_resolve(struct kvs_member *member, const char *name,
+                        struct kvs_coord_request *request)
+{
+    member->coordinator->ops->resolve(member, name, request);
+}
+
+void kvs_member_check(struct kvs_member *member, const char *name, struct kvb_lineage lineage,
+                      struct kvs_coord_request *request)
+{
+    member->coordinator->ops->check(member, name, lineage, request);
+}
+
+void kvs_member_leave(struct kvs_member *member, const char *name)
+{
+    member->coordinator->ops->leave(member, name);
+}
+
+void kvs_member_abandon(struct kvs_member *member, struct kvb_lineage lineage)
+{
+    member->coordinator->ops->abandon(member, lineage);
+}
+
+void kvs_member_left(struct kvs_member *member, uint64_t retirement)
+{
+    member->coordinator->ops->left(member, retirement);
+}
+
+void kvs_member_retire(struct kvs_member *member, const struct kvb_lineage *lineages, uint32_t n,
+                       const char *name, uint64_t deadline_ns, struct kvs_coord_request *request)
+{
+    member->coordinator->ops->retire(member, lineages, n, name, deadline_ns, request);
+}
+
+void kvs_tenant_reset(struct kvs_coordinator *coordinator, const char *tenant,
+                      struct kvs_member *member, uint64_t deadline_ns,
+                      struct kvs_coord_request *request)
+{
+    coordinator->ops->tenant_reset(coordinator, tenant, member, deadline_ns, request);
+}
+
+void kvs_member_step(struct kvs_member *member, uint64_t epoch, uint64_t step,
+                     struct kvs_coord_request *request)
+{
+    member->coordinator->ops->step(member, epoch, step, request);
+}
+
+void kvs_coordinator_each_name(struct kvs_coordinator *coordinator,
+                               void (*each)(void *arg, const struct kvs_space *space,
+                                            const char *name, struct kvb_lineage lineage,
+                                            uint32_t members),
+                               void *arg)
+{
+    coordinator->ops->each_name(coordinator, each, arg);
+}
+
+void kvs_coordinator_destroy(struct kvs_coordinator *coordinator)
+{
+    if (coordinator != NULL) {
+        coordinator->ops->destroy(coordinator);
+    }
+}
