@@ -582,27 +582,27 @@ static void embedded_retire(struct kvs_member *base, const struct kvb_lineage *l
     }
     struct kvb_lineage *all = malloc(((size_t)n + 1) * sizeof *all);
     struct retirement *group = create_retirement(embedded);
+    const struct name *name = text == NULL ? NULL : find_name(embedded, &asker->space, text);
+    uint32_t nall = 0;
     if (all == NULL || group == NULL) {
         goto err_memory;
     }
-    uint32_t count = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (!stands_elsewhere(embedded, &asker->space, lineages[i])) {
-            all[count++] = lineages[i];
+            all[nall++] = lineages[i];
         }
     }
-    const struct name *name = text == NULL ? NULL : find_name(embedded, &asker->space, text);
     if (name != NULL) {
-        all[count++] = name->lineage;
+        all[nall++] = name->lineage;
     }
-    if (prepare_retire(asker, group, all, count) != KVB_OK) {
+    if (prepare_retire(asker, group, all, nall) != KVB_OK) {
         goto err_memory;
     }
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < nall; i++) {
         unbind_lineage(embedded, all[i]);
     }
-    if (count > 0) {
-        embedded->reclaim->retire(embedded->reclaim_ctx, all, count);
+    if (nall > 0) {
+        embedded->reclaim->retire(embedded->reclaim_ctx, all, nall);
     }
     free(all);
     start_retirement(group, request, deadline_ns);
@@ -690,12 +690,11 @@ static void embedded_tenant_reset(struct kvs_coordinator *base, const char *name
     }
     retire_tenant(embedded, name, held, nheld);
     free(held);
-    tenant->epoch = epoch;
     kvb_list_each(&embedded->members, link)
     {
         struct member *member = kvb_container_of(link, struct member, link);
         if (strcmp(member->space.tenant, name) == 0) {
-            member->epoch = epoch;
+            member->epoch = member == asker ? epoch : 0;
         }
     }
     request->epoch = epoch;
