@@ -190,6 +190,12 @@ void kve_pool_insert(struct kve_pool *pool, uint64_t key, uint32_t index)
     kvb_list_push_back(&pool->buckets[kve_mix64(key) & pool->mask], &block->chain);
 }
 
+void kve_pool_forget(struct kve_pool *pool, uint32_t index)
+{
+    kvb_assert(index < pool->nblocks);
+    uncache(pool, &pool->blocks[index]);
+}
+
 void kve_pool_reset(struct kve_pool *pool)
 {
     for (uint32_t i = 0; i < pool->nblocks; i++) {

@@ -39,6 +39,9 @@ uint32_t kve_pool_find(struct kve_pool *pool, uint64_t key);
 /* Makes a held block findable. A key that is there already keeps its first block. */
 void kve_pool_insert(struct kve_pool *pool, uint64_t key, uint32_t block);
 
+/* Makes a block findable no more. */
+void kve_pool_forget(struct kve_pool *pool, uint32_t block);
+
 /* Empties the cache. Held blocks stay with their holders, but are found no more. */
 void kve_pool_reset(struct kve_pool *pool);
 

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "control.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LINE_MAX_BYTES (1u << 20)
+
+struct kve_control {
+    struct kve_engine *engine;
+    int fd;
+    bool gone;
+    bool told_attached, told_refused;
+    char *line;
+    size_t len, cap;
+};
+
+struct kve_control *kve_control_create(struct kve_engine *engine, int fd)
+{
+    struct kve_control *control = calloc(1, sizeof *control);
+
+    if (control != NULL) {
+        control->engine = engine;
+        control->fd = fd;
+        control->cap = LINE_MAX_BYTES;
+        control->line = malloc(control->cap);
+        if (control->line == NULL) {
+            free(control);
+            control = NULL;
+        }
+    }
+    if (control == NULL) {
+        close(fd);
+    }
+    return control;
+}
+
+void kve_control_destroy(struct kve_control *control)
+{
+    close(control->fd);
+    free(control->line);
+    free(control);
+}
+
+/* Answers are few and small against the socket's buffer, so writing them may wait. Takes `object`.
+ */
+static void say(struct kve_control *control, json_t *object)
+{
+    char *text = object == NULL ? NULL : json_dumps(object, JSON_COMPACT);
+    size_t len, done = 0;
+
+    json_decref(object);
+    if (text == NULL) {
+        control->gone = true; /* out of memory: the asker learns by the end of the stream */
+        return;
+    }
+    len = strlen(text);
+    text[len++] = '\n'; /* in place of the NUL */
+    while (done < len && !control->gone) {
+        ssize_t n = send(control->fd, text + done, len - done, MSG_NOSIGNAL);
+        if (n > 0) {
+            done += (size_t)n;
+        } else if (n < 0 && errno != EINTR) {
+            control->gone = true;
+        }
+    }
+    free(text);
+}
+
+static void say_error(struct kve_control *control, json_int_t id, const char *text)
+{
+    say(control, json_pack("{s:I,s:s,s:s}", "id", id, "event", "error", "text", text));
+}
+
+static void run_done(void *arg, struct kve_run *run)
+{
+    say(arg, json_pack("{s:I,s:s,s:o,s:O}", "id", (json_int_t)run->number, "event", "done",
+                       "counts", kve_counts_json(&run->counts), "unfinished", run->unfinished));
+}
+
+static void run_stalled(void *arg, struct kve_run *run)
+{
+    say(arg, json_pack("{s:I,s:s}", "id", (json_int_t)run->number, "event", "stalled"));
+}
+
+static bool small(const json_t *value)
+{
+    return json_is_integer(value) && json_integer_value(value) >= 0 &&
+           json_integer_value(value) <= UINT32_MAX;
+}
+
+static void start_run(struct kve_control *control, json_int_t id, const json_t *command)
+{
+    const json_t *first = json_object_get(command, "first");
+    const json_t *count = json_object_get(command, "count");
+    const json_t *list = json_object_get(command, "indexes");
+    size_t n = list == NULL ? (small(count) ? (size_t)json_integer_value(count) : 0)
+                            : json_array_size(list);
+    uint32_t *indexes = list == NULL || n == 0 ? NULL : malloc(n * sizeof *indexes);
+    kvb_status_t status = n > 0 ? KVB_OK : KVB_ERR_INVALID;
+    struct kve_run *run = NULL;
+
+    for (size_t i = 0; indexes != NULL && i < n; i++) {
+        const json_t *index = json_array_get(list, i);
+        status = small(index) ? status : KVB_ERR_INVALID;
+        indexes[i] = (uint32_t)json_integer_value(index);
+    }
+    if (list != NULL && indexes == NULL) {
+        status = KVB_ERR_INVALID;
+    }
+    if (status == KVB_OK) {
+        status = kve_engine_run(control->engine, indexes, (uint32_t)json_integer_value(first),
+                                (uint32_t)n, !json_is_false(json_object_get(command, "use_cache")),
+                                json_is_true(json_object_get(command, "stall")), run_done,
+                                run_stalled, control, &run);
+    }
+    free(indexes);
+    if (status != KVB_OK) {
+        say_error(control, id, "no such requests in the trace, or longer than the pool");
+        return;
+    }
+    run->number = (uint64_t)id;
+}
+
+static void obey(struct kve_control *control, const json_t *command)
+{
+    json_int_t id = json_integer_value(json_object_get(command, "id"));
+    const char *cmd = json_string_value(json_object_get(command, "cmd"));
+    struct kve_engine *engine = control->engine;
+
+    if (cmd == NULL) {
+        say_error(control, id, "not a command");
+    } else if (strcmp(cmd, "run") == 0) {
+        start_run(control, id, command);
+    } else if (strcmp(cmd, "stats") == 0) {
+        say(control, json_pack("{s:I,s:s,s:o}", "id", id, "event", "stats", "stats",
+                               kve_engine_stats(engine)));
+    } else if (strcmp(cmd, "see") == 0) {
+        const json_t *list = json_object_get(command, "weights");
+        for (size_t i = 0; i < json_array_size(list); i++) {
+            kve_engine_see_weights(engine, (uint64_t)json_integer_value(json_array_get(list, i)));
+        }
+        say(control, json_pack("{s:I,s:s}", "id", id, "event", "ok"));
+    } else if (strcmp(cmd, "fingerprint") == 0) {
+        engine->fingerprinting = json_is_true(json_object_get(command, "on"));
+        say(control, json_pack("{s:I,s:s}", "id", id, "event", "ok"));
+    } else {
+        say_error(control, id, "unknown command");
+    }
+}
+
+bool kve_control_read(struct kve_control *control)
+{
+    char *end;
+    ssize_t n =
+        recv(control->fd, control->line + control->len, control->cap - control->len, MSG_DONTWAIT);
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return !control->gone;
+    }
+    if (n <= 0) {
+        return false;
+    }
+    control->len += (size_t)n;
+    while ((end = memchr(control->line, '\n', control->len)) != NULL) {
+        size_t len = (size_t)(end - control->line);
+        json_t *command = json_loadb(control->line, len, 0, NULL);
+        obey(control, command);
+        json_decref(command);
+        control->len -= len + 1;
+        memmove(control->line, end + 1, control->len);
+    }
+    return control->len < control->cap && !control->gone;
+}
+
+void kve_control_tell(struct kve_control *control)
+{
+    const struct kve_engine *engine = control->engine;
+
+    if (engine->attached != control->told_attached) {
+        control->told_attached = engine->attached;
+        say(control, json_pack("{s:s}", "event", engine->attached ? "attached" : "detached"));
+    }
+    if (engine->refused && !control->told_refused) {
+        control->told_refused = true;
+        say(control,
+            json_pack("{s:s,s:s}", "event", "refused", "text", kvplane_last_error(engine->kv)));
+    }
+}

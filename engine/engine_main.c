@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "control.h"
+#include "options.h"
+
+#include "base/clock.h"
+#include "engine.h"
+#include "engine/main.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+enum setting {
+    SET_INSTANCE,
+    SET_TENANT,
+    SET_SOCKET,
+    SET_BLOCK_BYTES,
+    SET_BLOCKS,
+    SET_WEIGHTS_BYTES,
+    SET_WEIGHTS_ID,
+    SET_WEIGHTS_NAME,
+    SET_MAX_RUNNING,
+    SET_FINGERPRINT,
+    SET_TRACKS_LINEAGE,
+    SET_TRACE,
+    SET_REQUESTS,
+    SET_SEED,
+    SET_SPEED,
+    SET_MISBEHAVE,
+    SET_CONTROL,
+    SET_HELP,
+    SET_COUNT
+};
+static const struct kve_option options[SET_COUNT] = {
+    [SET_INSTANCE] = {"instance", "NAME", "engine", "name of this instance"},
+    [SET_TENANT] = {"tenant", "NAME", "default", "whose objects these are"},
+    [SET_SOCKET] = {"socket", "PATH", "$KVPLANE_SOCKET", "the daemon's engine socket"},
+    [SET_BLOCK_BYTES] = {"block-bytes", "N", "16384", "bytes of one KV block"},
+    [SET_BLOCKS] = {"blocks", "N", "2048", "blocks of the KV cache"},
+    [SET_WEIGHTS_BYTES] = {"weights-bytes", "N", "4194304", "bytes of the weights"},
+    [SET_WEIGHTS_ID] = {"weights-id", "N", "1", "which weights it starts with"},
+    [SET_WEIGHTS_NAME] = {"weights-name", "TEXT", "none", "version it says it started with"},
+    [SET_MAX_RUNNING] = {"max-running", "N", "8", "requests at a time"},
+    [SET_FINGERPRINT] = {"fingerprint", NULL, "", "name the weights by a hash of their bytes"},
+    [SET_TRACKS_LINEAGE] = {"tracks-lineage", NULL, "", "keep the token of every cached block"},
+    [SET_TRACE] = {"trace", "FILE", "generated", "requests as JSON lines"},
+    [SET_REQUESTS] = {"requests", "N", "1000", "how many of them"},
+    [SET_SEED] = {"seed", "N", "1", "of the generated trace"},
+    [SET_SPEED] = {"speed", "X", "idle", "replay the trace at X times its pace; 0: at once"},
+    [SET_MISBEHAVE] = {"misbehave", "CALL-HOW[:N],...", "", "for tests: release-late:MS, ..."},
+    [SET_CONTROL] = {"control", "FD", "", "for the rehearsal: obey JSON lines"},
+    [SET_HELP] = {"help", NULL, "", "this text"},
+};
+
+struct settings {
+    struct kve_engine_options engine;
+    const char *trace_path;
+    uint32_t requests;
+    uint64_t seed;
+    double speed; /* negative: idle */
+    int control_fd;
+    bool help;
+};
+
+static bool take(void *ctx, size_t i, const char *value)
+{
+    struct settings *settings = ctx;
+    struct kve_engine_options *engine = &settings->engine;
+    uint64_t n = 0;
+    char *end;
+
+    switch ((enum setting)i) {
+    case SET_INSTANCE:
+        engine->instance = value;
+        return true;
+    case SET_TENANT:
+        engine->tenant = value;
+        return true;
+    case SET_SOCKET:
+        engine->socket = value;
+        return true;
+    case SET_BLOCK_BYTES:
+        if (!kve_option_number(value, 64, 1u << 30, &n)) {
+            return false;
+        }
+        engine->block_bytes = n;
+        return true;
+    case SET_BLOCKS:
+        return kve_option_number32(value, 1, 1u << 24, &engine->nblocks);
+    case SET_WEIGHTS_BYTES:
+        if (!kve_option_number(value, 4096, 1ull << 36, &n)) {
+            return false;
+        }
+        engine->weights_bytes = n;
+        return true;
+    case SET_WEIGHTS_ID:
+        return kve_option_number(value, 1, INT64_MAX, &engine->weights);
+    case SET_WEIGHTS_NAME:
+        engine->weights_name = value;
+        return true;
+    case SET_MAX_RUNNING:
+        return kve_option_number32(value, 1, 4096, &engine->max_running);
+    case SET_FINGERPRINT:
+        engine->fingerprint = true;
+        return true;
+    case SET_TRACKS_LINEAGE:
+        engine->tracks_lineage = true;
+        return true;
+    case SET_TRACE:
+        settings->trace_path = value;
+        return true;
+    case SET_REQUESTS:
+        return kve_option_number32(value, 1, 1u << 24, &settings->requests);
+    case SET_SEED:
+        return kve_option_number(value, 0, UINT64_MAX, &settings->seed);
+    case SET_SPEED:
+        settings->speed = strtod(value, &end);
+        return end != value && *end == '\0' && settings->speed >= 0 && settings->speed <= 1e9;
+    case SET_MISBEHAVE:
+        return kve_misbehave_parse(value, &engine->misbehave);
+    case SET_CONTROL:
+        if (!kve_option_number(value, 0, 1u << 20, &n)) {
+            return false;
+        }
+        settings->control_fd = (int)n;
+        return true;
+    case SET_HELP:
+        settings->help = true;
+        return true;
+    case SET_COUNT:
+        break;
+    }
+    return false;
+}
+
+/* ---- replay ---- */
+
+struct replay {
+    const struct settings *settings;
+    const struct kve_trace *trace;
+    uint64_t started_ns;
+    uint32_t next, ended;
+};
+
+static void replayed(void *arg, struct kve_run *run)
+{
+    struct replay *replay = arg;
+
+    (void)run;
+    replay->ended++;
+}
+
+/* Begins what is due; returns ms until the next one, -1: none. */
+static int replay_turn(struct replay *replay, struct kve_engine *engine)
+{
+    double speed = replay->settings->speed;
+    uint64_t now_ns = kvb_now_ns(&kvb_clock_real);
+
+    if (speed < 0 || !engine->attached) {
+        return -1;
+    }
+    if (replay->started_ns == 0) {
+        replay->started_ns = now_ns;
+    }
+    while (replay->next < replay->trace->nrequests) {
+        const struct kve_trace_request *request = &replay->trace->requests[replay->next];
+        double due_ms = speed == 0 ? 0 : (double)request->timestamp_ms / speed;
+        double now_ms = (double)(now_ns - replay->started_ns) / 1e6;
+        struct kve_run *run;
+        if (due_ms > now_ms) {
+            return due_ms - now_ms > 1000 ? 1000 : (int)(due_ms - now_ms) + 1;
+        }
+        if (kve_engine_run(engine, NULL, replay->next, 1, true, false, replayed, NULL, replay,
+                           &run) != KVB_OK) {
+            fprintf(stderr,
+                    "engine %s: request %" PRIu32 " has %" PRIu32 " blocks, more than the pool\n",
+                    engine->options.instance, replay->next, request->nblocks);
+            replay->ended++;
+        }
+        replay->next++;
+    }
+    return -1;
+}
+
+static void print_result(const struct kve_engine *engine)
+{
+    const struct kve_counts *counts = &engine->counts;
+
+    printf("engine %s: requests=%" PRIu64 " blocks_checked=%" PRIu64 " hits=%" PRIu64
+           " caught=%" PRIu64 " stale=%" PRIu64 " torn=%" PRIu64 " errors=%" PRIu64 "\n",
+           engine->options.instance, counts->requests, counts->blocks_checked, counts->hits,
+           counts->caught, counts->stale, counts->torn, counts->errors);
+    if (engine->story[0] != '\0') {
+        printf("%s\n", engine->story);
+    }
+    fflush(stdout);
+}
+
+/* ---- the loop ---- */
+
+static int soonest(int a, int b)
+{
+    return a < 0 ? b : b < 0 || a < b ? a : b;
+}
+
+static int loop(struct kve_engine *engine, const struct settings *settings,
+                struct kve_control *control, int signals)
+{
+    struct replay replay = {.settings = settings, .trace = settings->engine.trace};
+    bool told = settings->speed < 0;
+
+    for (;;) {
+        struct pollfd fds[] = {
+            {.fd = signals, .events = POLLIN},
+            {.fd = kvplane_fd(engine->kv), .events = POLLIN},
+            {.fd = control == NULL ? -1 : settings->control_fd, .events = POLLIN},
+        };
+        int wait_ms = replay_turn(&replay, engine);
+
+        wait_ms = soonest(wait_ms, kve_engine_turn(engine));
+        if (control != NULL) {
+            kve_control_tell(control);
+        } else if (engine->refused) {
+            fprintf(stderr, "engine %s: refused: %s\n", engine->options.instance,
+                    kvplane_last_error(engine->kv));
+            return 1;
+        }
+        if (!told && replay.ended == replay.trace->nrequests) {
+            told = true;
+            print_result(engine);
+        }
+        if (poll(fds, 3, wait_ms) < 0 && errno != EINTR) {
+            fprintf(stderr, "engine %s: poll: %m\n", engine->options.instance);
+            return 1;
+        }
+        if ((fds[0].revents & POLLIN) != 0) {
+            return 0;
+        }
+        if (control != NULL && fds[2].revents != 0 && !kve_control_read(control)) {
+            return 0;
+        }
+    }
+}
+
+static int run_engine(struct settings *settings)
+{
+    struct kve_engine *engine;
+    struct kve_control *control = NULL;
+    sigset_t mask;
+    int signals, code = 1;
+
+    /* Before anything else runs, so that none is lost. */
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGINT);
+    sigaddset(&mask, SIGTERM);
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+    signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals < 0) {
+        fprintf(stderr, "kvplane engine: signalfd: %m\n");
+        return 1;
+    }
+    if (kve_engine_create(&settings->engine, &engine) != KVB_OK) {
+        fprintf(stderr, "kvplane engine: could not start\n");
+        close(signals);
+        return 1;
+    }
+    if (settings->control_fd >= 0) {
+        control = kve_control_create(engine, settings->control_fd);
+    }
+    if (settings->control_fd < 0 || control != NULL) {
+        code = loop(engine, settings, control, signals);
+    }
+    kve_engine_destroy(engine);
+    if (control != NULL) {
+        kve_control_destroy(control);
+    }
+    close(signals);
+    return code;
+}
+
+int kve_engine_main(int argc, char **argv)
+{
+    struct settings settings = {
+        .engine = {.instance = "engine",
+                   .tenant = "default",
+                   .weights = 1,
+                   .block_bytes = 16384,
+                   .nblocks = 2048,
+                   .weights_bytes = 4u << 20,
+                   .max_running = 8},
+        .requests = 1000,
+        .seed = 1,
+        .speed = -1,
+        .control_fd = -1,
+    };
+    struct kve_trace trace;
+    struct kve_trace_error error;
+    kvb_status_t status;
+    int code;
+
+    if (!kve_options_parse("kvplane engine", options, SET_COUNT, argc, argv, take, &settings) ||
+        !kve_options_choose_fault("kvplane engine")) {
+        return 2;
+    }
+    if (settings.help) {
+        printf("usage: kvplane engine [options]\n\nThe reference engine: attaches to a daemon and "
+               "idles, "
+               "or replays a trace.\n\n");
+        kve_options_help(options, SET_COUNT);
+        return 0;
+    }
+    if (settings.trace_path != NULL) {
+        status = kve_trace_load(settings.trace_path, settings.requests, &trace, &error);
+        if (status != KVB_OK) {
+            fprintf(stderr, "kvplane engine: %s:%zu: %s\n", settings.trace_path, error.line,
+                    error.text);
+            return 2;
+        }
+    } else {
+        status = kve_trace_generate(settings.seed, settings.requests, &trace);
+        if (status != KVB_OK) {
+            fprintf(stderr, "kvplane engine: %s\n", kvb_status_text(status));
+            return 1;
+        }
+    }
+    settings.engine.trace = &trace;
+    code = run_engine(&settings);
+    kve_trace_cleanup(&trace);
+    return code;
+}
