@@ -67,6 +67,32 @@ struct kvp_route {
 };
 extern const struct kvp_route kvp_routes[KVP_ROUTE_COUNT];
 
+#define KVP_BODY_MAX       (1u << 20)         /* bytes of a request body */
+#define KVP_BODY_MAX_RELAY KVB_RELAY_BODY_MAX /* of one that is relayed to the engine */
+#define KVP_PATH_ARG_MAX   (KVB_KEY_MAX + 1)
+
+enum kvp_found {
+    KVP_FOUND,
+    KVP_FOUND_NOTHING,      /* 404 */
+    KVP_FOUND_OTHER_METHOD, /* 405; *route_p is one of the path, for Allow */
+    KVP_FOUND_BAD_PATH      /* 400: a broken or NUL escape */
+};
+/*
+ * The route of a request target's path (raw, without the query). Segments are split first and
+ * decoded then, so that an encoded slash stays part of its segment; one trailing slash makes no
+ * difference; an empty segment matches nothing. HEAD counts as GET. arg gets what {…} stands for,
+ * decoded; "" if the path has none.
+ */
+enum kvp_found kvp_route_find(const char *method, const char *path, size_t path_len,
+                              const struct kvp_route **route_p, char arg[KVP_PATH_ARG_MAX]);
+/* The Allow header of a route's path. */
+const char *kvp_route_allow(const struct kvp_route *route);
+/* Bytes of body that a route takes. */
+uint32_t kvp_route_body_max(const struct kvp_route *route);
+/* Which parameters it reads: bits 1 << KVP_PARAM_x, and KVP_TAKES_INSTANCE. The others are ignored
+ * there, as unknown ones are everywhere. */
+uint32_t kvp_route_params(const struct kvp_route *route);
+
 /*
  * Every parameter, once, with how it is read: from the query, else from a JSON object body.
  * Booleans in any case (true/false, 1/0, on/off, yes/no, t/f, y/n); of a repeated scalar the last
@@ -92,6 +118,8 @@ enum kvp_param {
 #undef X
         KVP_PARAM_COUNT
 };
+
+#define KVP_TAKES_INSTANCE (1u << KVP_PARAM_COUNT) /* ?instance=NAME, from the query only */
 
 struct kvp_params {
     uint32_t given; /* bit 1 << KVP_PARAM_x: present and not null */

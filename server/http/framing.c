@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "http/framing.h"
+
+#include <string.h>
+#include <strings.h>
+
+#define LENGTH_DIGITS_MAX 18 /* always fits 64 bits */
+
+static void read_length(struct kvp_framing *framing, const char *value)
+{
+    size_t digits = value != NULL ? strspn(value, "0123456789") : 0;
+
+    framing->lengths++;
+    framing->length = 0;
+    if (digits == 0 || digits > LENGTH_DIGITS_MAX || value[digits] != '\0') {
+        framing->bad_length = true;
+        return;
+    }
+    for (size_t i = 0; i < digits; i++) {
+        framing->length = framing->length * 10 + (uint64_t)(value[i] - '0');
+    }
+}
+
+static enum MHD_Result read_header(void *arg, enum MHD_ValueKind kind, const char *name,
+                                   const char *value)
+{
+    struct kvp_framing *framing = arg;
+
+    (void)kind;
+    framing->headers++;
+    if (strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
+        read_length(framing, value);
+    } else if (strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+        framing->encodings++;
+        framing->bad_encoding |= value == NULL || strcasecmp(value, "chunked") != 0;
+    }
+    return MHD_YES;
+}
+
+void kvp_framing_read(struct MHD_Connection *connection, struct kvp_framing *framing_p)
+{
+    *framing_p = (struct kvp_framing){0};
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, read_header, framing_p);
+}
+
+const char *kvp_framing_ambiguous(const struct kvp_framing *framing, const char *http_version)
+{
+    if (framing->lengths > 0 && framing->encodings > 0) {
+        return "Content-Length and Transfer-Encoding in one request";
+    }
+    if (framing->lengths > 1 || framing->encodings > 1) {
+        return "the length of the body is given twice";
+    }
+    if (framing->bad_length) {
+        return "Content-Length must be a plain decimal number";
+    }
+    if (framing->bad_encoding) {
+        return "the only Transfer-Encoding understood here is chunked";
+    }
+    if (framing->encodings > 0 && strcmp(http_version, MHD_HTTP_VERSION_1_1) != 0) {
+        return "Transfer-Encoding needs HTTP/1.1";
+    }
+    return NULL;
+}

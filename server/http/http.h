@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_HTTP_HTTP_H
+#define SERVER_HTTP_HTTP_H
+
+#include "board.h"
+#include "control.h"
+
+#include "base/clock.h"
+
+#include <stdint.h>
+
+/*
+ * The REST server: one libmicrohttpd thread that never waits. A probe is answered at once from the
+ * board; a control request is read whole, checked, suspended and given to `submit`, and its reply
+ * resumes it. Every request gets exactly one answer, JSON with a Content-Length. A client that goes
+ * away cancels nothing.
+ *
+ * What hostile or broken clients meet: ambiguous framing 400 and close; limits on target (414),
+ * headers (431), bodies (413), bodies of all requests together (503), connections (the longest idle
+ * one is closed to make room, so a probe always gets in) and time (idle and slow ones are closed).
+ */
+#define KVP_HTTP_TARGET_MAX     (8u << 10)   /* bytes of path and query */
+#define KVP_HTTP_HEADER_MAX     (32u << 10)  /* bytes of request line and headers together */
+#define KVP_HTTP_HEADERS_MAX    100          /* header lines */
+#define KVP_HTTP_BODIES_MAX     (256u << 20) /* bytes of all bodies held at one time */
+#define KVP_HTTP_DISCARD_MAX    (64u << 20)  /* refused bodies are read to their end up to this */
+#define KVP_HTTP_RECEIVE_S      300          /* seconds for a request to arrive whole */
+#define KVP_HTTP_TOKEN_MAX      256          /* bytes of a token, NUL included */
+#define KVP_HTTP_TOKENS_MAX     64
+#define KVP_HTTP_CONNECTIONS    4096 /* default of connections_max */
+#define KVP_HTTP_IDLE_S         150  /* default of idle_timeout_s; more than any client keeps one */
+#define KVP_HTTP_FDS_RESERVED   128  /* descriptors left to the rest of the process */
+#define KVP_HTTP_STOP_MS        5000 /* slow readers get this long for their answer at stop */
+#define KVP_HTTP_CONNECTION_MEM (96u << 10) /* libmicrohttpd's memory of one connection */
+
+struct kvp_http_token {
+    char secret[KVP_HTTP_TOKEN_MAX];
+    enum kvp_role_needed role; /* ADMIN may do what READ may */
+};
+
+/* One finished request, for metrics. route NULL: no such route or not understood. */
+struct kvp_http_answered {
+    const struct kvp_route *route;
+    unsigned http_status;
+    uint64_t took_ns; /* from its request line to the last byte of the answer */
+};
+
+struct kvp_http_config {
+    const char *address;                 /* numeric or a name; NULL: 127.0.0.1 */
+    uint16_t port;                       /* 0: any, see kvp_http_port() */
+    const struct kvp_http_token *tokens; /* copied; ntokens 0: no token is asked for, and
+                                            Authorization is not looked at */
+    uint32_t ntokens;
+    uint32_t connections_max;        /* 0: KVP_HTTP_CONNECTIONS; never more than RLIMIT_NOFILE
+                                        less KVP_HTTP_FDS_RESERVED allows */
+    uint32_t connections_per_ip_max; /* 0: no limit of its own */
+    uint32_t idle_timeout_s;         /* 0: KVP_HTTP_IDLE_S */
+    const struct kvb_clock *clock;
+    const struct kvb_random *random; /* request ids */
+    struct kvp_board *board;
+    struct kvb_metrics *metrics; /* what /metrics writes */
+    struct kvp_control *control;
+    kvb_status_t (*submit)(struct kvp_control *control, struct kvp_request *request);
+    void (*answered)(void *ctx, const struct kvp_http_answered *answered); /* may be NULL; HTTP
+                                                                              thread */
+    void *answered_ctx;
+};
+
+struct kvp_http;
+
+/* INVALID: address or limits; IO: cannot listen there; NO_MEMORY; each logged with its cause. */
+KVB_MUST_USE kvb_status_t kvp_http_start(const struct kvp_http_config *config,
+                                         struct kvp_http **http_p);
+uint16_t kvp_http_port(const struct kvp_http *http);
+
+/*
+ * Stops listening, waits up to KVP_HTTP_STOP_MS until the answers that are owed were sent, and
+ * closes everything. Every submitted request must have been replied to before or be replied to
+ * meanwhile by another thread: the daemon closes control first (kvp_control_close()), which replies
+ * 503 to what is open and refuses what still comes.
+ */
+void kvp_http_stop(struct kvp_http *http);
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "http/probes.h"
+
+#include "http/errors.h"
+
+#include "base/assert.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The contract travels inside the program, so that the two cannot differ. */
+__asm__(".pushsection .rodata\n"
+        ".global kvp_openapi\n"
+        ".global kvp_openapi_end\n"
+        ".hidden kvp_openapi\n"
+        ".hidden kvp_openapi_end\n"
+        "kvp_openapi:\n"
+        ".incbin \"" KVP_OPENAPI_FILE "\"\n"
+        "kvp_openapi_end:\n"
+        ".byte 0\n"
+        ".popsection\n");
+
+static void add_reason(void *arg, const char *reason)
+{
+    json_t *reasons = arg;
+    (void)json_array_append_new(reasons, json_string(reason)); /* out of memory: one reason less */
+}
+
+static void ask(struct kvp_board *board, enum kvp_board_question question, const char *yes,
+                struct kvp_probe_answer *answer)
+{
+    json_t *reasons = json_array();
+
+    if (kvp_board_ask(board, question, add_reason, reasons)) {
+        json_decref(reasons);
+        answer->json = json_pack("{s:s}", "status", yes);
+        return;
+    }
+    const char *first = json_string_value(json_array_get(reasons, 0));
+    answer->http_status = 503;
+    answer->json = kvp_error_body(503, NULL, first != NULL ? first : "not now");
+    (void)json_object_set_new(answer->json, "reasons", reasons);
+}
+
+static void state(struct kvp_board *board, const char *instance, bool sleeping,
+                  struct kvp_probe_answer *answer)
+{
+    char message[KVP_BOARD_REASON_MAX];
+    struct kvp_view view;
+    kvb_status_t status = kvp_board_view(board, instance, &view, message);
+
+    if (status != KVB_OK) {
+        answer->http_status = kvp_error_http(status);
+        answer->json = kvp_error_body(
+            answer->http_status, status == KVB_ERR_UNAVAILABLE ? NULL : "query.instance", message);
+    } else if (sleeping) {
+        answer->json = json_pack("{s:b}", "is_sleeping", view.is_sleeping);
+    } else {
+        answer->json = json_pack("{s:b}", "is_paused", view.is_paused);
+    }
+}
+
+static void metrics_text(struct kvb_metrics *metrics, struct kvp_probe_answer *answer)
+{
+    kvb_status_t status = kvb_metrics_write(metrics, &answer->text, &answer->text_len);
+
+    answer->content_type = "text/plain; version=0.0.4; charset=utf-8";
+    if (status != KVB_OK) {
+        answer->http_status = kvp_error_http(status);
+        answer->json = kvp_error_body(answer->http_status, NULL, kvb_status_text(status));
+    }
+}
+
+static void openapi(struct kvp_probe_answer *answer)
+{
+    answer->text_len = (size_t)(kvp_openapi_end - kvp_openapi);
+    answer->text = malloc(answer->text_len);
+    answer->content_type = "application/yaml";
+    if (answer->text != NULL) {
+        memcpy(answer->text, kvp_openapi, answer->text_len);
+    }
+}
+
+void kvp_probe(const struct kvp_route *route, const char *instance, struct kvp_board *board,
+               struct kvb_metrics *metrics, struct kvp_probe_answer *answer_p)
+{
+    *answer_p = (struct kvp_probe_answer){.http_status = 200};
+    switch (route->id) {
+    case KVP_ROUTE_health:
+        ask(board, KVP_BOARD_HEALTH, "ok", answer_p);
+        return;
+    case KVP_ROUTE_livez:
+        ask(board, KVP_BOARD_LIVE, "alive", answer_p);
+        return;
+    case KVP_ROUTE_readyz:
+        ask(board, KVP_BOARD_READY, "ready", answer_p);
+        return;
+    case KVP_ROUTE_startupz:
+        ask(board, KVP_BOARD_STARTED, "started", answer_p);
+        return;
+    case KVP_ROUTE_is_paused:
+        state(board, instance, false, answer_p);
+        return;
+    case KVP_ROUTE_is_sleeping:
+        state(board, instance, true, answer_p);
+        return;
+    case KVP_ROUTE_metrics:
+        metrics_text(metrics, answer_p);
+        return;
+    case KVP_ROUTE_version:
+        answer_p->json = json_pack("{s:s, s:s}", "name", "kvplane", "version", KVP_VERSION);
+        return;
+    case KVP_ROUTE_openapi:
+        openapi(answer_p);
+        return;
+    default:
+        KVB_UNREACHABLE("a route of kind CONTROL");
+    }
+}
