@@ -182,8 +182,9 @@ struct kvp_fleet_config {
 
 KVB_MUST_USE kvb_status_t kvp_fleet_create(const struct kvp_fleet_config *config,
                                            struct kvp_fleet **fleet_p);
-void kvp_fleet_destroy(struct kvp_fleet *fleet); /* every open request is answered CANCELED; ranks
-                                                    are disconnected first */
+/* Every open request is answered CANCELED inside. Every rank is gone before (the link closes first,
+ * and with it every call of a rank has completed). */
+void kvp_fleet_destroy(struct kvp_fleet *fleet);
 
 /*
  * Starts an operation. instance NULL: the only one; INVALID with a message naming them if there are
@@ -230,6 +231,8 @@ bool kvp_fleet_operation(struct kvp_fleet *fleet, uint64_t id,
  * once. REFUSED: reason (at least 256 bytes) says what to change: rank attached already, world
  * sizes differ, host-spanning world, another tenant or layout than its fellow ranks, limits.
  */
+/* Nothing is called on the rank inside; its first calls come in a later turn, so that the reply to
+ * hello goes first. */
 KVB_MUST_USE kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet,
                                           const struct kvb_link_hello *hello, struct kvp_rank *rank,
                                           char *reason, size_t reason_cap,

@@ -59,6 +59,8 @@ struct kvp_rank_ops {
      * undone. One drain at a time.
      */
     void (*drain)(void *rank, bool abort, uint64_t deadline_ns, kvp_rank_done_fn done, void *arg);
+    /* Ends a running drain: its done comes soon, with CANCELED (or how it ended just then). */
+    void (*drain_stop)(void *rank);
     struct kvp_drain_progress (*progress)(void *rank);
     /*
      * Fails running gets of an earlier stay as soon as they end, and stops the long ones (rule 2).
