@@ -10,21 +10,29 @@
  * Threads. The library starts none. A handle is used by one thread at a time. Nothing here blocks
  * unless it says so. kvplane_fd() becomes readable whenever there is something to do;
  * kvplane_process() then does it: it reads, writes, runs callbacks. Call it also after a batch of
- * calls, to send them at once. No callback runs inside any other call. An engine whose main loop
- * may be busy for longer than its daemon's bounds gives the handle a thread of its own.
+ * calls, to send them at once. Callbacks run inside kvplane_process(), kvplane_wait() and
+ * kvplane_close() only; they may call everything but those three. An engine whose main loop may be
+ * busy for longer than its daemon's bounds gives the handle a thread of its own.
  *
- * Words (shared/DESIGN.md section 3): a *region* is a range of memory the engine hands over as a
- * descriptor; a *block* is what one key names, a list of slices of regions; a *token* says in which
- * stay in a lineage something was computed.
+ * Words: a *region* is a range of memory the engine hands over as a descriptor; a *block* is what
+ * one key names, a list of slices of regions; the *lineage* is one state of the weights, random and
+ * shared by the engines that hold the same; a *token* says in which stay in a lineage something was
+ * computed. It changes whenever the daemon makes the engine leave or join a lineage.
+ *
+ * The life of a handle: kvplane_open(); callbacks.attached; kvplane_register_region() for every
+ * region; lookups, gets and puts. When callbacks.disconnected comes, serve without a store, call
+ * kvplane_reattach(), and at the next `attached` register the regions again.
  *
  * The rule that keeps outputs right. Take kvplane_get_token() when a request STARTS computing and
  * give that token with all its lookups, gets and puts, also if the lineage changes while it runs.
  * What is carried across a change of weights is then refused (KVPLANE_ERR_FENCED): lookups and gets
  * are misses, puts are dropped.
  *
- * Every asynchronous call completes exactly once, through its callback, also when the daemon dies
- * (then with KVPLANE_ERR_DISCONNECTED). Memory named by a put or a get belongs to the transfer
- * until then.
+ * Every asynchronous call that returned KVPLANE_OK completes exactly once, through its callback,
+ * in any order, also when the daemon dies (then with KVPLANE_ERR_DISCONNECTED). Memory named by a
+ * put or a get belongs to the transfer until then: the daemon may still be writing into it. For the
+ * same reason a connection that the library gives up completes its calls only when the daemon has
+ * let go of it too; a daemon that hangs without dying has to be killed.
  */
 
 #include <stdbool.h>
@@ -93,17 +101,21 @@ struct kvplane_state {
     bool paused;
     enum kvplane_pause_mode pause_mode;
     bool weight_change_running; /* one has begun and not ended, or its end is unknown */
-    bool weights_written;  /* since the last lineage (the library clears nothing: say what is so) */
-    bool local_reset_done; /* the own prefix cache was emptied since the last change of lineage */
+    bool weights_written;       /* since the last callbacks.lineage (the library clears nothing: say
+                                   what is so) */
+    bool local_reset_done; /* the own prefix cache was emptied since the last callbacks.lineage */
     size_t ntags;
-    struct kvplane_tag_state tags[8]; /* names are borrowed until the callback or call returns */
+    struct kvplane_tag_state tags[8]; /* each once; names are copied after the callback returned */
 };
 
 /*
  * Calls from the daemon. Each must be answered exactly once, now or later, from the handle's
- * thread, with kvplane_answer() or, where it says so, a special form. `call` is valid until
- * answered. Every one may come again after an answer was lost: doing it twice must be as good as
- * once. A NULL callback answers KVPLANE_ERR_UNSUPPORTED.
+ * thread, with kvplane_answer() or, where it says so, a special form (which a failure does not
+ * need). `call` is valid until answered or the handle is closed. Every one may come again after an
+ * answer was lost, even while it is still open: doing it twice must be as good as once, and each
+ * call gets its own answer. An answer after a disconnect is due all the same and goes nowhere.
+ * Strings and arrays are valid until the callback returns. All but `state` may be NULL; a NULL one
+ * answers KVPLANE_ERR_UNSUPPORTED.
  */
 struct kvplane_callbacks {
     /* Stop scheduling, then answer when idle: the current step is done, no load from the store is
@@ -126,24 +138,28 @@ struct kvplane_callbacks {
      * every region of them over anew by kvplane_register_region() (higher generation), then answer.
      * Also asked for a resident tag, to undo: hand the same memory over anew. */
     void (*restore)(void *ctx, struct kvplane_call *call, const char *const *tags, size_t ntags);
-    /* Compute a name over the weights really held; answer by kvplane_answer_text(). May be NULL. */
+    /* Compute a name over the weights really held; answer by kvplane_answer_text(). NULL: this
+     * engine has no fingerprints, which the daemon is told at attach. */
     void (*fingerprint)(void *ctx, struct kvplane_call *call);
     /* A weight-update call, collective_rpc, … ; answer by kvplane_answer_relay(). body is JSON
      * text, not terminated. */
     void (*relay)(void *ctx, struct kvplane_call *call, const char *method, const char *body,
                   size_t len);
     /* Another lineage from now on; kvplane_get_token() has changed already. left: nothing of before
-     * may be used again, except under its old token. No answer: returning is the acknowledgement.
-     * May be NULL. */
+     * may be used again, except under its old token; else it is a join of what the engine already
+     * computes with. name: of the weights, "" for a lineage of this engine alone. No answer:
+     * returning is the acknowledgement. */
     void (*lineage)(void *ctx, bool left, const char *name);
-    /* Tell what you are (same rules as kvplane_options.state). Returns nothing else; must fill
-     * *state. */
+    /* Fill in *state, which comes zeroed. Asked before every attach and whenever the daemon needs
+     * to know. Required. */
     void (*state)(void *ctx, struct kvplane_state *state);
-    /* The daemon went away or broke the protocol: transfers have completed with
-     * KVPLANE_ERR_DISCONNECTED, the daemon's open calls are void (do not answer them). Keep serving
-     * without a store; kvplane_reattach() when ready. */
+    /* The daemon went away (KVPLANE_ERR_DISCONNECTED) or the connection was given up (PROTOCOL,
+     * NO_MEMORY). What was open has completed with KVPLANE_ERR_DISCONNECTED. Keep serving without a
+     * store; kvplane_reattach() when ready, also from here. */
     void (*disconnected)(void *ctx, int reason);
-    /* attach finished: KVPLANE_OK, or KVPLANE_ERR_REFUSED with kvplane_last_error(). */
+    /* Attaching ended: KVPLANE_OK; KVPLANE_ERR_REFUSED by the daemon or KVPLANE_ERR_INVALID for a
+     * wrong callbacks.state, both with the reason in kvplane_last_error(): kvplane_reattach() tries
+     * again. Until the daemon has answered, nothing is called and it is tried again for ever. */
     void (*attached)(void *ctx, int result);
 };
 
@@ -153,42 +169,50 @@ struct kvplane_options {
     const char *tenant;   /* NULL: "default" */
     const char *
         layout; /* text that names everything that makes bytes interchangeable, at most 255 bytes */
-    const char *weights_name; /* version of the weights it holds, if it knows one; NULL */
+    const char *weights_name; /* version of the weights it starts with, if it knows one; NULL. The
+                                 library stops telling it once weights were written */
     unsigned roles;           /* kvplane_role; 0: both */
     uint32_t rank;            /* 0 … world_size - 1 */
     uint32_t world_size;      /* 0: 1 */
     uint32_t block_tokens;    /* tokens per block; 0: 16 */
     bool
         tracks_lineage; /* keeps the token per local block and gives the oldest one with each put */
-    size_t queue_max;   /* calls in flight before KVPLANE_ERR_AGAIN; 0: 1024 */
+    size_t queue_max;   /* calls in flight before KVPLANE_ERR_AGAIN, at most 65536; 0: 1024 */
     const struct kvplane_callbacks *callbacks; /* borrowed for the handle's life */
     void *ctx;                                 /* first argument of every callback */
 };
 
 /*
- * Creates a handle and begins to attach; callbacks.attached tells the end. A daemon that is not
- * there yet is tried again, with back-off, until kvplane_close(). Errors: INVALID
- * (kvplane_last_error() names the option), NO_MEMORY, IO.
+ * Creates a handle and begins to attach, which goes on in kvplane_process(); callbacks.attached
+ * tells the end. A daemon that is not there yet is tried again, with back-off, until
+ * kvplane_close(). The options are copied. Errors: INVALID (kvplane_last_error(NULL) names the
+ * option), NO_MEMORY, IO.
  */
 KVPLANE_API int kvplane_open(const struct kvplane_options *options, struct kvplane **kv_p);
 
 /* Ends everything: open calls complete with KVPLANE_ERR_CANCELED inside this call, then the handle
- * is freed. */
+ * and the daemon's open calls are freed. The daemon may still write into the memory of gets that
+ * were open: process until kvplane_pending() is 0 first, or unmap it. NULL: nothing. */
 KVPLANE_API void kvplane_close(struct kvplane *kv);
 
-/* After `disconnected` or a refusal: forget the old session, attach again. All regions must be
- * registered again. */
+/* After `disconnected` or `attached` with a failure: attach again. All regions must be registered
+ * again. What the daemon must know of the last stay (lineage, token, its name, retirements) the
+ * library remembers and tells. BAD_STATE: it is attached or attaching. */
 KVPLANE_API int kvplane_reattach(struct kvplane *kv);
 
 KVPLANE_API int kvplane_fd(const struct kvplane *kv); /* poll it for reading; owned by the handle */
-KVPLANE_API int
-kvplane_process(struct kvplane *kv); /* never blocks; KVPLANE_OK or ERR_DISCONNECTED */
-KVPLANE_API int
-kvplane_wait(struct kvplane *kv,
-             int timeout_ms); /* blocks for one event, then processes; ERR_TIMEOUT */
+/* Never blocks. ERR_DISCONNECTED: there is no connection, and none is tried until
+ * kvplane_reattach(). ERR_BAD_STATE: called from a callback. */
+KVPLANE_API int kvplane_process(struct kvplane *kv);
+/* Blocks until there is something to do, at most timeout_ms (-1: for ever), then processes.
+ * ERR_TIMEOUT: there was nothing. */
+KVPLANE_API int kvplane_wait(struct kvplane *kv, int timeout_ms);
 KVPLANE_API bool kvplane_attached(const struct kvplane *kv);
-KVPLANE_API const char *
-kvplane_last_error(const struct kvplane *kv); /* "" if none; valid until the next call */
+/* Calls that have not completed. */
+KVPLANE_API size_t kvplane_pending(const struct kvplane *kv);
+/* Why it is not attached, for people; "" if nothing is wrong. Valid until the next call. NULL: why
+ * this thread's last kvplane_open() failed. */
+KVPLANE_API const char *kvplane_last_error(const struct kvplane *kv);
 
 /* The present stay. Take it when a request starts computing. Before the first attach: all zero,
  * always fenced. */
@@ -203,7 +227,8 @@ struct kvplane_region {
     enum kvplane_memory kind;
     const char *tag;    /* "kv_cache", "weights", … */
     bool host_resident; /* sleep does not touch it */
-    int fd; /* HOST: a memfd sealed against shrinking (F_SEAL_SHRINK); borrowed for the call */
+    int fd; /* HOST: a memfd sealed against shrinking (F_SEAL_SHRINK); CUDA: an exported handle.
+               Borrowed for the call */
     uint64_t fd_offset, len; /* bytes; offset a multiple of the page size */
     uint64_t generation;     /* greater than every earlier one of this number */
 };
@@ -212,7 +237,8 @@ typedef void (*kvplane_done_fn)(void *arg, int result);
 /*
  * Hands a region over. done (may be NULL) tells how the daemon took it. A region is usable in puts
  * and gets from the moment this returns KVPLANE_OK: order on the link is kept. To hand it over
- * anew: the same number, a higher generation.
+ * anew: the same number, a higher generation. Not counted against queue_max. LIMIT: 256 wait for
+ * their answer, or out of descriptors.
  */
 KVPLANE_API int kvplane_register_region(struct kvplane *kv, const struct kvplane_region *region,
                                         kvplane_done_fn done, void *arg);
@@ -245,18 +271,20 @@ struct kvplane_keys {
     size_t nkeys;
 };
 
-/* hits[i]: how many leading keys of groups[i] are there with every rank's part. result other than
- * OK: nothing was looked up, hits are 0. What is found is held for `request` until got, discarded,
- * or the hold's bound. */
+/* At most 16 groups of 4,096 keys. hits[i]: how many leading keys of groups[i] are there with every
+ * rank's part. result other than OK: nothing was looked up, hits are 0. What is found is held for
+ * `request` until got, discarded, or the hold's bound. */
 typedef void (*kvplane_lookup_fn)(void *arg, int result, const uint32_t *hits, size_t ngroups);
 KVPLANE_API int kvplane_lookup(struct kvplane *kv, uint64_t request, kvplane_token token,
                                const struct kvplane_keys *groups, size_t ngroups,
                                kvplane_lookup_fn done, void *arg);
+/* Lets go of what a lookup holds for this request. */
 KVPLANE_API int kvplane_discard(struct kvplane *kv, uint64_t request);
 
-/* results[i] for entries[i]. get: anything but OK is a block to compute; its bytes are undefined.
- * put: OK and EXISTS mean stored. Arguments are copied before the call returns; the memory behind
- * the slices is not. */
+/* results[i] for entries[i], valid until done returns. get: anything but OK is a block to compute;
+ * its bytes are undefined. put: OK and EXISTS mean stored. 1 to 4,096 entries; TOO_LARGE also if
+ * they come to 8 MiB with keys and slices. Arguments are copied before the call returns; the memory
+ * behind the slices is not. */
 typedef void (*kvplane_batch_fn)(void *arg, const int *results, size_t n);
 KVPLANE_API int kvplane_put(struct kvplane *kv, const struct kvplane_entry *entries, size_t n,
                             kvplane_batch_fn done, void *arg);
@@ -265,7 +293,8 @@ KVPLANE_API int kvplane_get(struct kvplane *kv, uint64_t request, kvplane_token 
                             void *arg);
 
 /* Tell the daemon the load, whenever it changes (it waits for idle by asking pause, not by this; a
- * reset that was refused for held blocks is tried again when blocks_held comes to 0). */
+ * reset that was refused for held blocks is tried again when blocks_held comes to 0). Never AGAIN,
+ * also allowed while not attached: the newest report is sent when there is room for it. */
 KVPLANE_API int kvplane_report(struct kvplane *kv, uint32_t running, uint32_t waiting,
                                uint32_t loading, uint32_t blocks_held);
 

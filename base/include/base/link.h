@@ -16,7 +16,11 @@
  *
  * Every request gets exactly one reply with its seq; a reply begins with a status. A malformed
  * frame costs its sender the connection and nobody else anything. EVENT is the only message without
- * a reply.
+ * a reply. The engine's first frame is HELLO, the daemon's first frame is the reply to it.
+ *
+ * A daemon closes its end of the socket only when every transfer of the session is over or
+ * quiesced: the end of the stream is what tells the engine that its memory is its own again. An
+ * engine that gives the connection up closes its direction (SHUT_WR) and waits for that.
  */
 #define KVB_LINK_VERSION 1
 
@@ -157,8 +161,9 @@ struct kvb_link_hello {
     struct kvb_engine_state state;
 };
 struct kvb_link_hello_reply {
-    kvb_status_t status;
-    char reason[256]; /* why refused, and what to change */
+    kvb_status_t status; /* AGAIN: the engine tries again by itself after a while; any other failure
+                            is final and told to it with the reason */
+    char reason[256];    /* why refused, and what to change */
     uint64_t session;
 };
 
