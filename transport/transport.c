@@ -54,35 +54,41 @@ static bool fits(uint64_t offset, uint64_t len, uint64_t limit)
     return len != 0 && len <= limit && offset <= limit - len;
 }
 
-static kvb_status_t check_transfer(const struct kvt_transport *transport,
-                                   const struct kvt_transfer *transfer)
+kvb_status_t kvt_slices_check(const struct kvt_slice *slices, uint32_t n, uint64_t *len_p)
 {
-    uint64_t slices_len = 0;
-    uint64_t extents_len = 0;
+    uint64_t len = 0;
     bool registered = true;
 
-    for (uint32_t i = 0; i < transfer->nslices; i++) {
-        const struct kvt_slice *slice = &transfer->slices[i];
-        kvb_assert(slice->region->transport == transport);
-        if (!fits(slice->offset, slice->len, slice->region->desc.len) ||
-            slice->len > UINT64_MAX - slices_len) {
+    for (uint32_t i = 0; i < n; i++) {
+        if (!fits(slices[i].offset, slices[i].len, slices[i].region->desc.len) ||
+            slices[i].len > UINT64_MAX - len) {
             return KVB_ERR_INVALID;
         }
-        slices_len += slice->len;
-        registered = registered && slice->region->state == KVT_REGION_REGISTERED;
+        len += slices[i].len;
+        registered = registered && slices[i].region->state == KVT_REGION_REGISTERED;
     }
+    if (len == 0) {
+        return KVB_ERR_INVALID;
+    }
+    if (!registered) {
+        return KVB_ERR_GENERATION;
+    }
+    *len_p = len;
+    return KVB_OK;
+}
+
+static kvb_status_t check_extents(const struct kvt_transfer *transfer, uint64_t slices_len)
+{
+    uint64_t len = 0;
     for (uint32_t i = 0; i < transfer->nextents; i++) {
         const struct kvt_extent *extent = &transfer->extents[i];
         if (!fits(extent->offset, extent->len, transfer->share->len) ||
-            extent->len > UINT64_MAX - extents_len) {
+            extent->len > UINT64_MAX - len) {
             return KVB_ERR_INVALID;
         }
-        extents_len += extent->len;
+        len += extent->len;
     }
-    if (slices_len == 0 || slices_len != extents_len) {
-        return KVB_ERR_INVALID;
-    }
-    return registered ? KVB_OK : KVB_ERR_GENERATION;
+    return len == slices_len ? KVB_OK : KVB_ERR_INVALID;
 }
 
 static void put_regions(const struct kvt_transfer *transfer)
@@ -95,7 +101,11 @@ static void put_regions(const struct kvt_transfer *transfer)
 kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_transfer *transfer)
 {
     kvb_assert(transfer->share->transport == transport);
-    kvb_status_t status = check_transfer(transport, transfer);
+    uint64_t len;
+    kvb_status_t status = kvt_slices_check(transfer->slices, transfer->nslices, &len);
+    if (status == KVB_OK) {
+        status = check_extents(transfer, len);
+    }
     if (status != KVB_OK) {
         return status;
     }
@@ -103,6 +113,7 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
         return KVB_ERR_AGAIN;
     }
     for (uint32_t i = 0; i < transfer->nslices; i++) {
+        kvb_assert(transfer->slices[i].region->transport == transport);
         kvt_region_get(transfer->slices[i].region);
     }
     transfer->impl.transport = transport;

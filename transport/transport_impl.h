@@ -48,9 +48,6 @@ struct kvt_share {
 void kvt_transport_init(struct kvt_transport *transport, const struct kvt_transport_ops *ops,
                         struct kvb_sched *sched, uint32_t in_flight_max);
 
-KVB_MUST_USE kvb_status_t kvt_share_create(struct kvt_transport *transport, void *base,
-                                           uint64_t len, struct kvt_share **share_p);
-
 /* Completes a started transfer, once; gives its references back, then calls done. Never inside
  * start or cancel. OK becomes GENERATION if one of its regions was released meanwhile. The transfer
  * is the caller's again. */

@@ -21,12 +21,10 @@ struct kind {
     const char *name;
     kvb_status_t (*create)(struct kvb_sched *sched, uint32_t in_flight_max,
                            struct kvt_transport **transport_p);
-    kvb_status_t (*share)(struct kvt_transport *transport, void *base, uint64_t len,
-                          struct kvt_share **share_p);
 };
 
 static const struct kind kinds[] = {
-    {"loopback", kvt_loopback_create, kvt_loopback_share},
+    {"loopback", kvt_loopback_create},
 };
 
 #define EACH_KIND(kind)                                                                            \
@@ -64,7 +62,8 @@ static void bench_open(struct bench *bench, const struct kind *kind, uint32_t in
     cr_assert_eq(kind->create(&bench->sim.sched, in_flight_max, &bench->transport), KVB_OK);
     test_memory_init(&bench->node, "node", NODE_LEN);
     test_memory_init(&bench->engine, "engine", engine_len);
-    cr_assert_eq(kind->share(bench->transport, bench->node.base, NODE_LEN, &bench->share), KVB_OK);
+    cr_assert_eq(kvt_share_create(bench->transport, bench->node.base, NODE_LEN, &bench->share),
+                 KVB_OK);
     cr_assert_eq(region_open(bench, &bench->engine, 0, engine_len, &bench->region), KVB_OK);
     cr_assert_eq(kvt_region_register(bench->region), KVB_OK);
 }

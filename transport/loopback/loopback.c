@@ -266,10 +266,3 @@ err_free:
     free(loopback);
     return KVB_ERR_NO_MEMORY;
 }
-
-kvb_status_t kvt_loopback_share(struct kvt_transport *transport, void *base, uint64_t len,
-                                struct kvt_share **share_p)
-{
-    kvb_assert(transport->ops == &loopback_ops);
-    return kvt_share_create(transport, base, len, share_p);
-}

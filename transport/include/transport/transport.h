@@ -79,6 +79,17 @@ struct kvt_transport {
     struct kvb_list stale; /* fault runs: registrations that outlived their region */
 };
 
+/* A node's memory, for this transport to reach. base is borrowed and outlives the share.
+ * NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvt_share_create(struct kvt_transport *transport, void *base,
+                                           uint64_t len, struct kvt_share **share_p);
+void kvt_share_destroy(struct kvt_share *share); /* no transfer names it; NULL: nothing */
+
+/* The bytes that slices name. INVALID: none, or one that is empty or outside its region.
+ * GENERATION: a region is not registered. */
+KVB_MUST_USE kvb_status_t kvt_slices_check(const struct kvt_slice *slices, uint32_t n,
+                                           uint64_t *len_p);
+
 /*
  * Begins a transfer; takes a reference on every region named. Not taken, nothing started, on:
  * INVALID (lengths differ, a slice or extent that is empty or outside, nothing to move), GENERATION
@@ -99,10 +110,6 @@ void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_n
 #define KVT_LOOPBACK_TURN  (1u << 20)
 KVB_MUST_USE kvb_status_t kvt_loopback_create(struct kvb_sched *sched, uint32_t in_flight_max,
                                               struct kvt_transport **transport_p);
-/* base is borrowed and outlives the share. NO_MEMORY. */
-KVB_MUST_USE kvb_status_t kvt_loopback_share(struct kvt_transport *transport, void *base,
-                                             uint64_t len, struct kvt_share **share_p);
-void kvt_share_destroy(struct kvt_share *share); /* no transfer names it */
 
 void kvt_transport_destroy(struct kvt_transport *transport); /* nothing in flight, no regions */
 
