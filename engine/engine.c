@@ -295,8 +295,9 @@ int kve_engine_turn(struct kve_engine *engine)
 {
     bool more = false;
 
-    if (kvplane_process(engine->kv) == KVPLANE_ERR_DISCONNECTED && !engine->attached) {
-        (void)kvplane_reattach(engine->kv); /* tried again with the library's back-off */
+    (void)kvplane_process(engine->kv); /* what ended is told to on_disconnected() */
+    if (engine->lost) {
+        engine->lost = kvplane_reattach(engine->kv) != KVPLANE_OK; /* then with back-off */
     }
     kve_requests_turn(engine, &more);
     kve_lifecycle_turn(engine);

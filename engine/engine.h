@@ -164,6 +164,7 @@ struct kve_engine {
     struct kvplane *kv;
     char layout[64];
     bool attached;
+    bool lost;    /* the daemon went away: attach again */
     bool refused; /* the daemon does not want it: last_error says why */
     bool closing;
     uint64_t session; /* grows when the daemon's open calls become void */

@@ -383,6 +383,7 @@ static void on_disconnected(void *ctx, int reason)
 
     (void)reason;
     engine->attached = false;
+    engine->lost = true;
     engine->session++;
     kve_lifecycle_forget(engine);
 }

@@ -291,6 +291,7 @@ static void on_lookup(void *arg, int result, const uint32_t *hits, size_t ngroup
     uint32_t asked = request->trace->nblocks - request->nlocal;
     uint32_t found = result == KVPLANE_OK && ngroups == 1 ? hits[0] : 0;
 
+    COUNT(request, looked_up, asked);
     if (found > asked) {
         COUNT(request, errors, 1);
         found = asked;
@@ -494,6 +495,8 @@ static void try_ask(struct kve_request *request, int (*ask)(struct kve_request *
             end(request);
             return;
         }
+        COUNT(request, looked_up,
+              asked == KVE_LOOKUP ? request->trace->nblocks - request->nlocal : 0);
         missed(request, result,
                asked == KVE_LOOKUP ? request->trace->nblocks - request->nlocal : request->nhit);
         request->state = without;
