@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_CONFIG_H
+#define SERVER_CONFIG_H
+
+#include "base/link.h"
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/*
+ * Every key of the daemon, once. From this list come the struct below, --help, the check, the
+ * config file, the environment and the table of the README (`kvplane config table`).
+ *
+ * A key `store-bytes` is given as --store-bytes 4GiB (or --store-bytes=4GiB), as
+ * KVPLANE_STORE_BYTES, or in the file of --config as {"store-bytes": "4GiB"}; the first of these
+ * that is there wins.
+ *
+ *   TEXT    text                          CHOICE  one of the words of its limits
+ *   BYTES   4096, 512MiB, 4GiB (also KB, MB, GB: the same)
+ *   COUNT   a whole number                TIME    480s, 200ms, 10m; a bare number is seconds
+ *   SWITCH  true or false; --key alone is true
+ */
+#define KVP_CONFIG(X)                                                                              \
+    /* name, type, key, default, limits (CHOICE: words; else least and most), what it says */      \
+    X(listen, TEXT, "listen", "127.0.0.1:8100", "",                                                \
+      "HOST:PORT of the REST API; port 0 takes a free one. Another host than a loopback one "      \
+      "needs "                                                                                     \
+      "token-file or insecure")                                                                    \
+    X(token_file, TEXT, "token-file", "", "",                                                      \
+      "file of accepted bearer tokens, one a line: TOKEN, or `read TOKEN` for one that may only "  \
+      "read")                                                                                      \
+    X(insecure, SWITCH, "insecure", "false", "",                                                   \
+      "serve the REST API without tokens although others than this host can reach it")             \
+    X(engine_socket, TEXT, "engine-socket", "", "",                                                \
+      "path of the Unix socket for engines; empty: $XDG_RUNTIME_DIR/kvplane.sock, or "             \
+      "/tmp/kvplane-UID.sock")                                                                     \
+    X(engine_any_uid, SWITCH, "engine-any-uid", "false", "",                                       \
+      "admit engines of every user, not only of this one and root")                                \
+    X(instances, TEXT, "instances", "", "",                                                        \
+      "names of the instances that must attach before /startupz and /health are well, separated "  \
+      "by commas")                                                                                 \
+    X(tenants, TEXT, "tenants", "", "",                                                            \
+      "tenants that engines may claim, separated by commas, each NAME or NAME=QUOTA; empty: any, " \
+      "without quotas")                                                                            \
+    X(store_bytes, BYTES, "store-bytes", "1GiB", "1MiB 64TiB", "memory of the store")              \
+    X(shards, COUNT, "shards", "4", "1 256", "shards of the store, each with its own lock")        \
+    X(transport, CHOICE, "transport", "auto", "auto loopback",                                     \
+      "how bytes move between engines and the store")                                              \
+    X(unversioned, CHOICE, "unversioned", "none", "none reset finish sleep",                       \
+      "for trainers that give no versions and take all instances through each step in lockstep: "  \
+      "the event that ends a step")                                                                \
+    X(drain_bound, TIME, "drain-bound", "480s", "1ms 24h",                                         \
+      "an engine must be idle by then, or the operation fails and it serves on; also "             \
+      "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, in seconds")                                           \
+    X(transfer_bound, TIME, "transfer-bound", "60s", "1ms 1h", "one batch of puts or gets")        \
+    X(abort_bound, TIME, "abort-bound", "200ms", "1ms 60s", "the same once it was asked to stop")  \
+    X(slot_wait, TIME, "slot-wait", "30s", "0s 1h",                                                \
+      "how long an operation waits while another one runs")                                        \
+    X(retire_bound, TIME, "retire-bound", "10s", "1ms 10m",                                        \
+      "all instances must have left a retired lineage by then")                                    \
+    X(forward_retry, TIME, "forward-retry", "1s", "1ms 10m",                                       \
+      "pause between the tries of a step that cannot be undone")                                   \
+    X(forward_tries, COUNT, "forward-tries", "10", "1 100000", "tries of such a step")             \
+    X(name_grace, TIME, "name-grace", "60s", "0s 24h",                                             \
+      "how long a name of weights is kept after its last instance left it")                        \
+    X(sessions_max, COUNT, "sessions-max", "256", "1 65536", "connections on the engine socket")   \
+    X(queue_max, COUNT, "queue-max", "1024", "1 65536",                                            \
+      "batches that wait in each queue of an engine rank")                                         \
+    X(running_max, COUNT, "running-max", "16", "1 1024",                                           \
+      "batches that run in each queue of an engine rank")                                          \
+    X(requests_max, COUNT, "requests-max", "256", "1 65536",                                       \
+      "REST requests in work; further ones are answered 503")                                      \
+    X(connections_max, COUNT, "connections-max", "4096", "8 65536", "HTTP connections")            \
+    X(idle_timeout, TIME, "idle-timeout", "150s", "1s 24h",                                        \
+      "an HTTP connection without a request is closed after it")                                   \
+    X(log_level, CHOICE, "log-level", "info", "error warn info debug trace", "lines to stderr")    \
+    X(log_format, CHOICE, "log-format", "logfmt", "logfmt json", "of those lines")                 \
+    X(fault, TEXT, "fault", "", "",                                                                \
+      "take a protection out, to see that the rehearsal notices (only in builds for that; "        \
+      "`kvplane rehearse --fault list`)")
+
+#define KVP_CONFIG_TEXT   char *
+#define KVP_CONFIG_CHOICE char *
+#define KVP_CONFIG_BYTES  uint64_t
+#define KVP_CONFIG_COUNT  uint64_t
+#define KVP_CONFIG_TIME   uint64_t /* ms */
+#define KVP_CONFIG_SWITCH bool
+
+struct kvp_config {
+#define X(name, type, key, standard, limits, what) KVP_CONFIG_##type name;
+    KVP_CONFIG(X)
+#undef X
+};
+
+#define KVP_CONFIG_ERROR_MAX 512
+
+/*
+ * Reads arguments (options only: without program and subcommand), environment and file, checks
+ * every value and what values mean together. INVALID or IO: error (KVP_CONFIG_ERROR_MAX bytes)
+ * names key, value and what is allowed; *config_p is untouched. NO_MEMORY.
+ */
+KVB_MUST_USE kvb_status_t kvp_config_read(int argc, char *const *argv, struct kvp_config *config_p,
+                                          char *error);
+void kvp_config_cleanup(struct kvp_config *config);
+
+/* HOST and PORT of `listen`; host at least KVB_LAYOUT_MAX bytes. */
+KVB_MUST_USE kvb_status_t kvp_config_split_listen(const char *listen, char *host, size_t host_cap,
+                                                  uint16_t *port_p);
+/* Calls each for each tenant of a `tenants` value; quota KVP_QUOTA_NONE: none. False: malformed. */
+#define KVP_QUOTA_NONE UINT64_MAX
+bool kvp_config_each_tenant(const char *tenants,
+                            void (*each)(void *arg, const char *tenant, uint64_t quota), void *arg);
+
+void kvp_config_help(FILE *out);  /* as --help shows them */
+void kvp_config_table(FILE *out); /* markdown */
+/* The values in force, as a file that --config takes. */
+void kvp_config_show(const struct kvp_config *config, FILE *out);
+
+#endif
