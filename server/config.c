@@ -58,7 +58,7 @@ static kvb_status_t give(struct given *given, int key, const char *text, const c
 
 /* ---- arguments ---- */
 
-static kvb_status_t read_arguments(int argc, char *const *argv, struct given *given,
+static kvb_status_t read_arguments(int argc, const char *const *argv, struct given *given,
                                    const char **file_p, char *error)
 {
     for (int i = 0; i < argc; i++) {
@@ -410,7 +410,8 @@ static kvb_status_t check(const struct given *given, struct kvp_config *config, 
     return status == KVB_OK ? default_socket(config) : status;
 }
 
-kvb_status_t kvp_config_read(int argc, char *const *argv, struct kvp_config *config_p, char *error)
+kvb_status_t kvp_config_read(int argc, const char *const *argv, struct kvp_config *config_p,
+                             char *error)
 {
     struct given given = {{NULL}, {NULL}};
     struct kvp_config config;

@@ -101,8 +101,8 @@ struct kvp_config {
  * every value and what values mean together. INVALID or IO: error (KVP_CONFIG_ERROR_MAX bytes)
  * names key, value and what is allowed; *config_p is untouched. NO_MEMORY.
  */
-KVB_MUST_USE kvb_status_t kvp_config_read(int argc, char *const *argv, struct kvp_config *config_p,
-                                          char *error);
+KVB_MUST_USE kvb_status_t kvp_config_read(int argc, const char *const *argv,
+                                          struct kvp_config *config_p, char *error);
 void kvp_config_cleanup(struct kvp_config *config);
 
 /* HOST and PORT of `listen`; host at least KVB_LAYOUT_MAX bytes. */

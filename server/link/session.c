@@ -235,18 +235,19 @@ static void send_held_calls(struct kvp_session *session)
     }
 }
 
+static void refuse(struct kvp_session *session, uint64_t seq, const char *rank, const char *reason)
+{
+    KVB_LOG_LIMITED(WARN, "hello refused", KVB_STR("rank", rank), KVB_STR("reason", reason));
+    session->refused = true;
+    reply_hello(session, seq, KVB_ERR_REFUSED, reason);
+    kvp_stream_finish(session->stream, "hello was refused");
+}
+
 /* False: refused, for the reason. */
 static bool admit(struct kvp_session *session, const struct kvb_link_hello *hello,
                   struct kvp_link_rank *rank, char *reason, size_t reason_cap)
 {
     const struct kvp_link_config *config = &session->owner->config;
-    if (hello->version != KVB_LINK_VERSION) {
-        (void)snprintf(reason, reason_cap,
-                       "this daemon speaks link version %d, the engine %u: use the libkvplane of "
-                       "the same release",
-                       KVB_LINK_VERSION, hello->version);
-        return false;
-    }
     if (config->tenant_allowed != NULL &&
         !config->tenant_allowed(config->ctx, hello->tenant, reason, reason_cap)) {
         return false;
@@ -275,6 +276,15 @@ static kvb_status_t on_hello(struct kvp_session *session, uint64_t seq, struct k
         return KVB_ERR_NO_MEMORY;
     }
     kvb_status_t status = kvb_link_hello_unpack(payload, hello);
+    if (status == KVB_ERR_UNSUPPORTED) {
+        (void)snprintf(reason, sizeof reason,
+                       "this daemon speaks link version %d, the engine another one: use the "
+                       "libkvplane of the same release",
+                       KVB_LINK_VERSION);
+        refuse(session, seq, "unknown", reason);
+        status = KVB_OK;
+        goto out;
+    }
     if (status == KVB_OK) {
         status = kvp_link_rank_create(session->owner, session, hello, &rank);
     }
@@ -282,12 +292,8 @@ static kvb_status_t on_hello(struct kvp_session *session, uint64_t seq, struct k
         goto out;
     }
     if (!admit(session, hello, rank, reason, sizeof reason)) {
-        KVB_LOG_LIMITED(WARN, "hello refused", KVB_STR("rank", rank->name),
-                        KVB_STR("reason", reason));
+        refuse(session, seq, rank->name, reason);
         kvp_link_rank_release(rank);
-        session->refused = true;
-        reply_hello(session, seq, KVB_ERR_REFUSED, reason);
-        kvp_stream_finish(session->stream, "hello was refused");
         goto out;
     }
     KVB_LOG(INFO, "rank attached", KVB_STR("rank", rank->name), KVB_STR("tenant", hello->tenant),

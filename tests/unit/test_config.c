@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char error[KVP_CONFIG_ERROR_MAX];
+static char file[64];
+
+static void clear_environment(void)
+{
+    static const char *const names[] = {
+        "MOONCAKE_CONFIG_PATH", "MC_FORCE_MNNVL",      "MC_INTRANODE_NVLINK",
+        "KVPLANE_CONFIG",       "KVPLANE_STORE_BYTES", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        (void)unsetenv(names[i]);
+    }
+    error[0] = '\0';
+    (void)snprintf(file, sizeof file, "/tmp/kvp-config-XXXXXX");
+    int fd = mkstemp(file);
+    cr_assert_geq(fd, 0);
+    (void)close(fd);
+}
+
+static void remove_file(void)
+{
+    (void)unlink(file);
+}
+
+TestSuite(config, .init = clear_environment, .fini = remove_file);
+
+static void write_file(const char *text)
+{
+    FILE *out = fopen(file, "we");
+    cr_assert_not_null(out);
+    (void)fputs(text, out);
+    (void)fclose(out);
+}
+
+#define READ(config_p, ...)                                                                        \
+    kvp_config_read((int)(sizeof(const char *[]){__VA_ARGS__} / sizeof(char *)),                   \
+                    (const char *[]){__VA_ARGS__}, config_p, error)
+
+static kvb_status_t read_nothing(struct kvp_config *config)
+{
+    return kvp_config_read(0, NULL, config, error);
+}
+
+#define REFUSED(word, ...)                                                                         \
+    do {                                                                                           \
+        struct kvp_config config_;                                                                 \
+        cr_assert_eq(READ(&config_, __VA_ARGS__), KVB_ERR_INVALID);                                \
+        cr_assert_not_null(strstr(error, word), "%s", error);                                      \
+    } while (0)
+
+Test(config, defaults_serve_on_loopback)
+{
+    struct kvp_config config;
+    cr_assert_eq(read_nothing(&config), KVB_OK, "%s", error);
+    cr_assert_str_eq(config.listen, "127.0.0.1:8100");
+    cr_assert_eq(config.drain_bound, 480000);
+    cr_assert_eq(config.abort_bound, 200);
+    cr_assert_eq(config.store_bytes, 1ull << 30);
+    cr_assert_neq(config.engine_socket[0], '\0');
+    kvp_config_cleanup(&config);
+}
+
+Test(config, the_command_line_wins_over_the_environment_and_that_over_the_file)
+{
+    struct kvp_config config;
+    write_file("{\"store-bytes\": \"3GiB\", \"shards\": 7, \"insecure\": true}");
+    (void)setenv("KVPLANE_CONFIG", file, 1);
+    cr_assert_eq(read_nothing(&config), KVB_OK, "%s", error);
+    cr_assert_eq(config.store_bytes, 3ull << 30);
+    cr_assert_eq(config.shards, 7);
+    cr_assert(config.insecure);
+    kvp_config_cleanup(&config);
+    (void)setenv("KVPLANE_STORE_BYTES", "2GiB", 1);
+    cr_assert_eq(read_nothing(&config), KVB_OK, "%s", error);
+    cr_assert_eq(config.store_bytes, 2ull << 30);
+    kvp_config_cleanup(&config);
+    cr_assert_eq(READ(&config, "--store-bytes", "5MiB", "--store-bytes=64MB"), KVB_OK, "%s", error);
+    cr_assert_eq(config.store_bytes, 64ull << 20, "the last one");
+    kvp_config_cleanup(&config);
+}
+
+Test(config, a_bad_value_is_refused_with_its_key_its_value_and_what_is_allowed)
+{
+    REFUSED("store-bytes", "--store-bytes=lots");
+    cr_assert_not_null(strstr(error, "lots"));
+    cr_assert_not_null(strstr(error, "1MiB to 64TiB"));
+    REFUSED("1MiB to 64TiB", "--store-bytes=1");
+    REFUSED("1MiB to 64TiB", "--store-bytes=99999999999999999999GiB");
+    REFUSED("shards", "--shards=0");
+    REFUSED("shards", "--shards=-1");
+    REFUSED("shards", "--shards=1.5");
+    REFUSED("shards", "--shards=");
+    REFUSED("auto loopback", "--transport=rdma");
+    REFUSED("none reset finish sleep", "--unversioned=Reset");
+    REFUSED("drain-bound", "--drain-bound=forever");
+    REFUSED("listen", "--listen=8100");
+    REFUSED("listen", "--listen=127.0.0.1:65536");
+    REFUSED("listen", "--listen=::1:80");
+    REFUSED("tenants", "--tenants=a,b=much");
+    REFUSED("tenants", "--tenants=a b");
+    REFUSED("instances", "--instances=a,,b");
+    REFUSED("--stroe-bytes", "--stroe-bytes=1GiB");
+    REFUSED("needs a value", "--listen");
+    REFUSED("serve", "serve");
+}
+
+Test(config, others_reach_it_only_with_tokens_or_insecure)
+{
+    struct kvp_config config;
+    REFUSED("--token-file", "--listen=0.0.0.0:8100");
+    REFUSED("--token-file", "--listen=[::]:8100");
+    REFUSED("--token-file", "--listen=gpu-7:8100");
+    static const char *const fine[][2] = {{"--listen=127.0.0.2:0", "--shards=1"},
+                                          {"--listen=[::1]:0", "--shards=1"},
+                                          {"--listen=localhost:0", "--shards=1"},
+                                          {"--listen=0.0.0.0:0", "--insecure"},
+                                          {"--listen=0.0.0.0:0", "--token-file=/x"}};
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
+        cr_assert_eq(kvp_config_read(2, fine[i], &config, error), KVB_OK, "%s", error);
+        kvp_config_cleanup(&config);
+    }
+}
+
+Test(config, a_bad_file_is_refused_by_name)
+{
+    write_file("{\"store-bytes\": ");
+    REFUSED(file, "--config", file);
+    write_file("[1]");
+    REFUSED(file, "--config", file);
+    write_file("{\"stor-bytes\": 1}");
+    REFUSED("stor-bytes", "--config", file);
+    write_file("{\"shards\": [1]}");
+    REFUSED("shards", "--config", file);
+    write_file("{\"shards\": 1, \"shards\": 2}");
+    REFUSED(file, "--config", file);
+    REFUSED("/nonexistent/kvplane", "--config=/nonexistent/kvplane");
+    REFUSED("/tmp", "--config=/tmp");
+}
+
+/* B31: users of Mooncake bring their file along. */
+Test(config, a_mooncake_file_gives_tenant_and_size)
+{
+    struct kvp_config config;
+    static const struct {
+        const char *json;
+        const char *tenants;
+    } good[] = {
+        {"{}", ""},
+        {"{\"tenant_id\": null}", ""},
+        {"{\"tenant_id\": \"\"}", ""},
+        {"{\"tenant_id\": \"  \"}", ""},
+        {"{\"tenant_id\": \" a \", \"protocol\": \"tcp\"}", "a"},
+    };
+    (void)setenv("MOONCAKE_CONFIG_PATH", file, 1);
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        write_file(good[i].json);
+        cr_assert_eq(read_nothing(&config), KVB_OK, "%s", error);
+        cr_assert_str_eq(config.tenants, good[i].tenants);
+        kvp_config_cleanup(&config);
+    }
+    write_file("{\"global_segment_size\": \"2 gb\", \"protocol\": \"rdma\"}");
+    cr_assert_eq(read_nothing(&config), KVB_OK, "%s", error);
+    cr_assert_eq(config.store_bytes, 2ull << 30);
+    kvp_config_cleanup(&config);
+}
+
+Test(config, a_bad_mooncake_file_is_refused_with_file_and_field)
+{
+    static const char *const bad[][2] = {
+        {"{\"tenant_id\": 7}", "tenant_id"},
+        {"{\"tenant_id\": [\"a\"]}", "tenant_id"},
+        {"{\"tenant_id\": \"a/b\"}", "tenant_id"},
+        {"{\"protocol\": \"nvlink\"}", "protocol"},
+        {"{\"protocol\": 1}", "protocol"},
+        {"{\"global_segment_size\": \"much\"}", "global_segment_size"},
+        {"{\"global_segment_size\": -1}", "global_segment_size"},
+        {"{\"tenant_id\": ", "line"},
+    };
+    (void)setenv("MOONCAKE_CONFIG_PATH", file, 1);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        write_file(bad[i][0]);
+        REFUSED(bad[i][1], "--shards=1");
+        cr_assert_not_null(strstr(error, file));
+    }
+    (void)setenv("MOONCAKE_CONFIG_PATH", "/nonexistent/mooncake.json", 1);
+    REFUSED("/nonexistent/mooncake.json", "--shards=1");
+    (void)setenv("MOONCAKE_CONFIG_PATH", "/tmp", 1);
+    REFUSED("/tmp", "--shards=1");
+}
+
+Test(config, variables_that_make_sleep_unsafe_refuse_whatever_their_value)
+{
+    static const char *const names[] = {"MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK"};
+    static const char *const values[] = {"", "0", "1"};
+    for (size_t i = 0; i < 2; i++) {
+        for (size_t k = 0; k < 3; k++) {
+            (void)setenv(names[i], values[k], 1);
+            REFUSED(names[i], "--shards=1");
+        }
+        (void)unsetenv(names[i]);
+    }
+}
+
+Test(config, vllms_drain_bound_is_understood_and_ours_wins)
+{
+    struct kvp_config config;
+    (void)setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "90", 1);
+    cr_assert_eq(read_nothing(&config), KVB_OK, "%s", error);
+    cr_assert_eq(config.drain_bound, 90000);
+    kvp_config_cleanup(&config);
+    cr_assert_eq(READ(&config, "--drain-bound=2m"), KVB_OK, "%s", error);
+    cr_assert_eq(config.drain_bound, 120000);
+    kvp_config_cleanup(&config);
+    (void)setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "soon", 1);
+    REFUSED("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "--shards=1");
+}
+
+struct seen {
+    uint32_t n;
+    char names[4][KVB_NAME_MAX];
+    uint64_t quotas[4];
+};
+
+static void see(void *arg, const char *tenant, uint64_t quota)
+{
+    struct seen *seen = arg;
+    (void)snprintf(seen->names[seen->n], KVB_NAME_MAX, "%s", tenant);
+    seen->quotas[seen->n++] = quota;
+}
+
+Test(config, tenants_have_names_and_perhaps_quotas)
+{
+    struct seen seen = {0};
+    cr_assert(kvp_config_each_tenant("a=2GiB, b ,c=0", see, &seen));
+    cr_assert_eq(seen.n, 3);
+    cr_assert_str_eq(seen.names[1], "b");
+    cr_assert_eq(seen.quotas[0], 2ull << 30);
+    cr_assert_eq(seen.quotas[1], KVP_QUOTA_NONE);
+    cr_assert_eq(seen.quotas[2], 0);
+}
+
+Test(config, what_is_shown_can_be_read_again)
+{
+    struct kvp_config config;
+    cr_assert_eq(READ(&config, "--shards=9", "--drain-bound=7s", "--insecure"), KVB_OK);
+    FILE *out = fopen(file, "we");
+    kvp_config_show(&config, out);
+    (void)fclose(out);
+    kvp_config_cleanup(&config);
+    cr_assert_eq(READ(&config, "--config", file), KVB_OK, "%s", error);
+    cr_assert_eq(config.shards, 9);
+    cr_assert_eq(config.drain_bound, 7000);
+    cr_assert(config.insecure);
+    kvp_config_cleanup(&config);
+}

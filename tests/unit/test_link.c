@@ -1,0 +1,1475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_transport.h"
+#include "link/link.h"
+#include "metrics.h"
+#include "sim_sched.h"
+#include "test_memory.h"
+
+#include "base/frame.h"
+#include "base/log.h"
+#include "store/client.h"
+
+#include <criterion/criterion.h>
+#include <uv.h>
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+/*
+ * The link under a fleet, a store and a transport that do only what a test says. Real sockets, a
+ * clock that only the test moves.
+ */
+
+/* ---- the fleet ---- */
+
+struct kvp_instance {
+    struct kvs_space space;
+    uint32_t world_size;
+};
+
+static struct {
+    struct kvp_instance instance;
+    struct kvp_stay stay;
+    struct kvp_rank *ranks[8];
+    uint32_t nranks;
+    uint32_t gone;
+    uint32_t open_calls_when_gone;
+    uint32_t reports;
+    const char *refuse;
+    bool call_in_hello;
+} fleet;
+
+struct answer {
+    uint32_t times;
+    kvb_status_t status;
+};
+
+static uint32_t open_calls;
+
+static void on_called(void *arg, kvb_status_t status, const union kvp_rank_reply *reply)
+{
+    (void)reply;
+    struct answer *answer = arg;
+    answer->times++;
+    answer->status = status;
+    open_calls--;
+}
+
+static void on_done(void *arg, kvb_status_t status)
+{
+    struct answer *answer = arg;
+    answer->times++;
+    answer->status = status;
+    open_calls--;
+}
+
+static struct answer call_in_hello;
+
+kvb_status_t kvp_fleet_hello(struct kvp_fleet *f, const struct kvb_link_hello *hello,
+                             struct kvp_rank *rank, char *reason, size_t reason_cap,
+                             struct kvp_instance **instance_p)
+{
+    (void)f;
+    if (fleet.refuse != NULL) {
+        (void)snprintf(reason, reason_cap, "%s", fleet.refuse);
+        return KVB_ERR_REFUSED;
+    }
+    rank->stay = &fleet.stay;
+    fleet.ranks[fleet.nranks++] = rank;
+    (void)snprintf(fleet.instance.space.tenant, sizeof fleet.instance.space.tenant, "%s",
+                   hello->tenant);
+    fleet.instance.world_size = hello->world_size;
+    *instance_p = &fleet.instance;
+    if (fleet.call_in_hello) {
+        open_calls++;
+        rank->ops->call(rank->impl, KVB_LINK_STATE, NULL, KVB_NEVER, on_called, &call_in_hello);
+    }
+    return KVB_OK;
+}
+
+void kvp_instance_rank_gone(struct kvp_instance *instance, struct kvp_rank *rank,
+                            const char *reason)
+{
+    (void)instance;
+    (void)reason;
+    fleet.gone++;
+    fleet.open_calls_when_gone += open_calls;
+    for (uint32_t i = 0; i < fleet.nranks; i++) {
+        if (fleet.ranks[i] == rank) {
+            fleet.ranks[i] = NULL;
+        }
+    }
+}
+
+void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
+                         const struct kvb_load *load)
+{
+    (void)instance;
+    (void)rank;
+    (void)load;
+    fleet.reports++;
+}
+
+const struct kvs_space *kvp_instance_space(const struct kvp_instance *instance)
+{
+    return &instance->space;
+}
+
+uint64_t kvp_instance_hold_id(const struct kvp_instance *instance)
+{
+    (void)instance;
+    return 7;
+}
+
+uint32_t kvp_instance_world_size(const struct kvp_instance *instance)
+{
+    return instance->world_size;
+}
+
+/* ---- the store ---- */
+
+static struct {
+    struct kvb_list batches;
+    uint32_t submitted;
+    uint32_t canceled;
+    uint32_t discarded;
+    kvb_status_t refuse; /* not OK: what the next submits answer */
+    struct kvb_lineage lineage;
+} store;
+
+kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batch)
+{
+    (void)client;
+    if (store.refuse != KVB_OK) {
+        return store.refuse;
+    }
+    store.submitted++;
+    store.lineage = batch->lineage;
+    kvb_list_init(&batch->impl.link);
+    kvb_list_push_back(&store.batches, &batch->impl.link);
+    return KVB_OK;
+}
+
+void kvs_client_cancel(struct kvs_batch *batch, uint64_t stop_deadline_ns)
+{
+    (void)batch;
+    (void)stop_deadline_ns;
+    store.canceled++;
+}
+
+void kvs_client_discard(struct kvs_client *client, struct kvs_hold hold)
+{
+    (void)client;
+    (void)hold;
+    store.discarded++;
+}
+
+static struct kvs_batch *oldest_batch(void)
+{
+    struct kvb_list *link = kvb_list_first(&store.batches);
+    return link == NULL ? NULL : kvb_container_of(link, struct kvs_batch, impl.link);
+}
+
+static void end_batch(kvb_status_t status)
+{
+    struct kvs_batch *batch = oldest_batch();
+    cr_assert_not_null(batch);
+    kvb_list_remove(&batch->impl.link);
+    for (uint32_t i = 0; i < batch->nitems; i++) {
+        batch->items[i].status = status;
+    }
+    batch->done(batch);
+}
+
+/* ---- the process ---- */
+
+static struct sim_sched sim;
+static uv_loop_t loop;
+static struct fake_transport *transport;
+static struct kvp_link *link_;
+static char dir[64];
+static char path[96];
+static char store_object; /* its address stands for the store */
+
+static void turn(void)
+{
+    for (int i = 0; i < 6; i++) {
+        (void)uv_run(&loop, UV_RUN_NOWAIT);
+        sim_settle(&sim);
+    }
+}
+
+static struct kvp_link_config config_now(void)
+{
+    return (struct kvp_link_config){
+        .sched = &sim.sched,
+        .loop = &loop,
+        .store = (struct kvs_client *)(void *)&store_object,
+        .transport = &transport->base,
+        .path = path,
+        .sessions_max = 16,
+        .queue_max = 4,
+        .running_max = 2,
+        .transfer_ms = 60000,
+        .abort_ms = 200,
+    };
+}
+
+static void setup(void)
+{
+    memset(&fleet, 0, sizeof fleet);
+    memset(&store, 0, sizeof store);
+    kvb_list_init(&store.batches);
+    kvb_log_threshold = KVB_LOG_ERROR;
+    sim_init(&sim, sim_seed(1));
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    transport = fake_transport_create(&sim.sched, 64);
+    (void)snprintf(dir, sizeof dir, "/tmp/kvp-test-XXXXXX");
+    cr_assert_not_null(mkdtemp(dir));
+    (void)snprintf(path, sizeof path, "%s/engine.sock", dir);
+    fleet.stay = (struct kvp_stay){.lineage.id = {1, 1}, .token.id = {2, 2}, .open = true};
+    struct kvp_link_config config = config_now();
+    cr_assert_eq(kvp_link_create(&config, &link_), KVB_OK);
+}
+
+static void on_stopped(void *ctx)
+{
+    *(bool *)ctx = true;
+}
+
+static void stop_link(void)
+{
+    bool stopped = false;
+    kvp_link_stop(link_, on_stopped, &stopped);
+    turn();
+    while (oldest_batch() != NULL) {
+        end_batch(KVB_ERR_CANCELED);
+    }
+    sim_advance(&sim, 1000);
+    turn();
+    cr_assert(stopped, "every session and rank goes");
+    kvp_link_destroy(link_);
+}
+
+static void teardown(void)
+{
+    stop_link();
+    kvt_transport_destroy(&transport->base);
+    cr_assert_eq(uv_run(&loop, UV_RUN_NOWAIT), 0);
+    cr_assert_eq(uv_loop_close(&loop), 0);
+    sim_cleanup(&sim);
+    char lock[128];
+    (void)snprintf(lock, sizeof lock, "%s.lock", path);
+    (void)unlink(lock);
+    cr_assert_eq(rmdir(dir), 0, "the socket is gone");
+    cr_assert_eq(fleet.open_calls_when_gone, 0, "a rank's calls complete before it is gone");
+    cr_assert_eq(open_calls, 0, "every call completes");
+}
+
+TestSuite(link, .init = setup, .fini = teardown);
+
+/* ---- the engine ---- */
+
+struct engine {
+    int fd;
+    uint64_t seq;
+};
+
+static struct engine engine_connect(void)
+{
+    struct engine engine = {.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    cr_assert_eq(connect(engine.fd, (struct sockaddr *)&address, sizeof address), 0);
+    turn();
+    return engine;
+}
+
+static void send_bytes(const struct engine *engine, const void *data, size_t len, int fd)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec iov = {(void *)(uintptr_t)data, len};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (fd >= 0) {
+        msg.msg_control = control.bytes;
+        msg.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+        cmsg->cmsg_level = SOL_SOCKET;
+        cmsg->cmsg_type = SCM_RIGHTS;
+        cmsg->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(cmsg), &fd, sizeof fd);
+    }
+    cr_assert_eq(sendmsg(engine->fd, &msg, MSG_NOSIGNAL), (ssize_t)len);
+}
+
+static void send_frame(struct engine *engine, uint16_t type, uint16_t flags, uint64_t seq,
+                       struct kvb_writer *writer, int fd)
+{
+    struct kvb_frame frame = {
+        .type = type, .flags = flags, .seq = seq, .len = (uint32_t)writer->len};
+    uint8_t *bytes = malloc(KVB_FRAME_HEADER_LEN + writer->len);
+    kvb_frame_pack(&frame, bytes);
+    if (writer->len > 0) {
+        memcpy(bytes + KVB_FRAME_HEADER_LEN, writer->data, writer->len);
+    }
+    send_bytes(engine, bytes, KVB_FRAME_HEADER_LEN + writer->len, fd);
+    free(bytes);
+    kvb_writer_cleanup(writer);
+}
+
+/* A frame from the daemon, if one is there; payload at most cap bytes. */
+static bool receive(const struct engine *engine, struct kvb_frame *frame, uint8_t *payload,
+                    size_t cap)
+{
+    turn();
+    uint8_t header[KVB_FRAME_HEADER_LEN];
+    ssize_t n = recv(engine->fd, header, sizeof header, MSG_DONTWAIT);
+    if (n != (ssize_t)sizeof header) {
+        return false;
+    }
+    cr_assert_eq(kvb_frame_unpack(header, frame), KVB_OK);
+    cr_assert_leq(frame->len, cap);
+    if (frame->len > 0) {
+        cr_assert_eq(recv(engine->fd, payload, frame->len, MSG_DONTWAIT), (ssize_t)frame->len);
+    }
+    return true;
+}
+
+static bool closed(const struct engine *engine)
+{
+    turn();
+    char byte;
+    for (;;) {
+        ssize_t n = recv(engine->fd, &byte, 1, MSG_DONTWAIT);
+        if (n <= 0) {
+            return n == 0 || errno == ECONNRESET;
+        }
+    }
+}
+
+static struct kvb_link_hello hello_of(uint32_t rank, uint32_t world_size)
+{
+    struct kvb_link_hello hello = {
+        .version = KVB_LINK_VERSION,
+        .roles = KVB_ROLE_SCHEDULER | KVB_ROLE_WORKER,
+        .rank = rank,
+        .world_size = world_size,
+        .local_world_size = world_size,
+        .block_tokens = 16,
+        .instance = "a",
+        .tenant = "default",
+        .layout = "test",
+        .state = {.ntags = 1, .tags = {{.tag = "kv_cache", .residency = KVB_RESIDENT}}},
+    };
+    return hello;
+}
+
+static void send_hello(struct engine *engine, const struct kvb_link_hello *hello)
+{
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 1u << 16);
+    kvb_link_hello_pack(&writer, hello);
+    cr_assert_eq(writer.status, KVB_OK);
+    send_frame(engine, KVB_LINK_HELLO, 0, ++engine->seq, &writer, -1);
+}
+
+static struct engine engine_attach_as(const struct kvb_link_hello *hello)
+{
+    struct engine engine = engine_connect();
+    send_hello(&engine, hello);
+    struct kvb_frame frame;
+    uint8_t payload[512];
+    cr_assert(receive(&engine, &frame, payload, sizeof payload));
+    struct kvb_link_hello_reply reply;
+    cr_assert_eq(kvb_link_hello_reply_unpack((struct kvb_span){payload, frame.len}, &reply),
+                 KVB_OK);
+    cr_assert_eq(reply.status, KVB_OK, "%s", reply.reason);
+    return engine;
+}
+
+static struct engine engine_attach(void)
+{
+    struct kvb_link_hello hello = hello_of(0, 1);
+    return engine_attach_as(&hello);
+}
+
+static struct kvp_rank *rank_now(void)
+{
+    cr_assert_gt(fleet.nranks, 0);
+    return fleet.ranks[fleet.nranks - 1];
+}
+
+/* Answers with a status. */
+static kvb_status_t next_status(const struct engine *engine, uint16_t type)
+{
+    struct kvb_frame frame;
+    uint8_t payload[64];
+    cr_assert(receive(engine, &frame, payload, sizeof payload), "an answer");
+    cr_assert_eq(frame.type, type);
+    cr_assert_eq(frame.flags, KVB_FRAME_REPLY);
+    kvb_status_t status;
+    cr_assert_eq(kvb_link_status_unpack((struct kvb_span){payload, frame.len}, &status), KVB_OK);
+    return status;
+}
+
+static void send_region(struct engine *engine, uint32_t number, uint64_t generation,
+                        const struct test_memory *memory, const char *tag, uint8_t flags)
+{
+    struct kvb_link_region msg = {.region = number,
+                                  .kind = KVB_MEMORY_HOST,
+                                  .flags = flags,
+                                  .len = memory->len,
+                                  .generation = generation};
+    (void)snprintf(msg.tag, sizeof msg.tag, "%s", tag);
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 1024);
+    kvb_link_region_pack(&writer, &msg);
+    send_frame(engine, KVB_LINK_REGISTER_REGION, 0, ++engine->seq, &writer, memory->fd);
+}
+
+static kvb_status_t hand_over(struct engine *engine, uint32_t number, uint64_t generation,
+                              const struct test_memory *memory, const char *tag, uint8_t flags)
+{
+    send_region(engine, number, generation, memory, tag, flags);
+    return next_status(engine, KVB_LINK_REGISTER_REGION);
+}
+
+/* A put or get of n entries of one slice each, of region 1. */
+static uint64_t send_batch(struct engine *engine, uint16_t type, uint32_t n, struct kvb_token token)
+{
+    struct kvb_link_entry entries[16] = {{.group = 0}};
+    struct kvb_slice slices[16];
+    cr_assert_leq(n, 16);
+    for (uint32_t i = 0; i < n; i++) {
+        slices[i] = (struct kvb_slice){.region = 1, .offset = 64 * i, .len = 64};
+        entries[i] = (struct kvb_link_entry){.key = {(const uint8_t *)"0123456789abcdef" + i, 1},
+                                             .token = token,
+                                             .nslices = 1,
+                                             .slices = &slices[i]};
+    }
+    struct kvb_link_batch batch = {
+        .request = type == KVB_LINK_GET ? 9 : 0, .token = token, .nentries = n, .entries = entries};
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 1u << 16);
+    kvb_link_batch_pack(&writer, &batch);
+    cr_assert_eq(writer.status, KVB_OK);
+    send_frame(engine, type, 0, ++engine->seq, &writer, -1);
+    turn();
+    return engine->seq;
+}
+
+static const struct kvb_token good_token = {{2, 2}};
+static const struct kvb_token old_token = {{3, 3}};
+
+/* The answer of a batch; statuses: room for 16. False: none is there. */
+static bool next_batch_answer(const struct engine *engine, uint64_t *seq_p, kvb_status_t *statuses)
+{
+    struct kvb_frame frame;
+    uint8_t payload[256];
+    if (!receive(engine, &frame, payload, sizeof payload)) {
+        return false;
+    }
+    cr_assert_eq(frame.flags, KVB_FRAME_REPLY);
+    struct kvb_link_batch_reply reply;
+    cr_assert_eq(kvb_link_batch_reply_unpack((struct kvb_span){payload, frame.len}, &reply),
+                 KVB_OK);
+    for (uint32_t i = 0; i < reply.nentries; i++) {
+        statuses[i] = reply.statuses[i];
+    }
+    kvb_link_batch_reply_free(&reply);
+    *seq_p = frame.seq;
+    return true;
+}
+
+static kvb_status_t one_answer(const struct engine *engine, uint64_t seq)
+{
+    kvb_status_t statuses[16];
+    uint64_t got;
+    cr_assert(next_batch_answer(engine, &got, statuses), "an answer");
+    cr_assert_eq(got, seq);
+    return statuses[0];
+}
+
+static struct test_memory memory1;
+static struct test_memory memory2;
+
+static struct engine engine_with_regions(void)
+{
+    test_memory_init(&memory1, "link-one", 8192);
+    test_memory_init(&memory2, "link-two", 8192);
+    struct engine engine = engine_attach();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 1, &memory2, "kv_cache", 0), KVB_OK);
+    return engine;
+}
+
+static void engine_end(struct engine *engine)
+{
+    (void)close(engine->fd);
+    turn();
+    test_memory_cleanup(&memory1);
+    test_memory_cleanup(&memory2);
+}
+
+static const char kv_cache[1][KVB_NAME_MAX] = {"kv_cache"};
+
+static struct answer unregister(struct kvp_rank *rank, uint64_t ms)
+{
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->unregister(rank->impl, kv_cache, 1, sim_in_ms(&sim, ms), on_done, &answer);
+    cr_assert_eq(answer.times, 0, "never inside the call");
+    sim_advance(&sim, ms + 1);
+    turn();
+    cr_assert_eq(answer.times, 1);
+    return answer;
+}
+
+static struct answer register_again(struct kvp_rank *rank)
+{
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->register_(rank->impl, kv_cache, 1, on_done, &answer);
+    cr_assert_eq(answer.times, 0, "never inside the call");
+    sim_advance(&sim, 1000);
+    cr_assert_eq(answer.times, 1);
+    return answer;
+}
+
+/* ---- sessions ---- */
+
+Test(link, hello_comes_first_and_once)
+{
+    struct engine engine = engine_connect();
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 64);
+    kvb_link_discard_pack(&writer, 1);
+    send_frame(&engine, KVB_LINK_DISCARD, 0, 1, &writer, -1);
+    cr_assert(closed(&engine), "something else first");
+    (void)close(engine.fd);
+
+    engine = engine_attach();
+    struct kvb_link_hello hello = hello_of(0, 1);
+    send_hello(&engine, &hello);
+    cr_assert(closed(&engine), "hello twice");
+    (void)close(engine.fd);
+    turn();
+    cr_assert_eq(fleet.gone, 1);
+
+    engine = engine_connect();
+    sim_advance(&sim, 10001);
+    cr_assert(closed(&engine), "no hello within its bound");
+    (void)close(engine.fd);
+}
+
+Test(link, a_refused_hello_is_told_why_and_the_connection_ends)
+{
+    fleet.refuse = "rank 0 is attached already";
+    struct engine engine = engine_connect();
+    struct kvb_link_hello hello = hello_of(0, 1);
+    send_hello(&engine, &hello);
+    struct kvb_frame frame;
+    uint8_t payload[512];
+    cr_assert(receive(&engine, &frame, payload, sizeof payload));
+    struct kvb_link_hello_reply reply;
+    cr_assert_eq(kvb_link_hello_reply_unpack((struct kvb_span){payload, frame.len}, &reply),
+                 KVB_OK);
+    cr_assert_eq(reply.status, KVB_ERR_REFUSED);
+    cr_assert_str_eq(reply.reason, fleet.refuse);
+    cr_assert(closed(&engine));
+    (void)close(engine.fd);
+    cr_assert_eq(fleet.gone, 0, "it never was there");
+}
+
+Test(link, another_version_is_refused_by_name)
+{
+    struct engine engine = engine_connect();
+    struct kvb_link_hello hello = hello_of(0, 1);
+    hello.version = KVB_LINK_VERSION + 1;
+    send_hello(&engine, &hello);
+    struct kvb_frame frame;
+    uint8_t payload[512];
+    cr_assert(receive(&engine, &frame, payload, sizeof payload));
+    struct kvb_link_hello_reply reply;
+    cr_assert_eq(kvb_link_hello_reply_unpack((struct kvb_span){payload, frame.len}, &reply),
+                 KVB_OK);
+    cr_assert_eq(reply.status, KVB_ERR_REFUSED);
+    cr_assert_not_null(strstr(reply.reason, "version"));
+    cr_assert_eq(fleet.nranks, 0);
+    (void)close(engine.fd);
+}
+
+Test(link, a_call_made_while_hello_is_taken_goes_out_after_its_answer)
+{
+    fleet.call_in_hello = true;
+    struct engine engine = engine_attach(); /* asserts that the first frame answers hello */
+    struct kvb_frame frame;
+    uint8_t payload[64];
+    cr_assert(receive(&engine, &frame, payload, sizeof payload));
+    cr_assert_eq(frame.type, KVB_LINK_STATE);
+    cr_assert_eq(frame.flags, 0);
+    (void)close(engine.fd);
+    turn();
+    cr_assert_eq(call_in_hello.times, 1);
+    cr_assert_eq(call_in_hello.status, KVB_ERR_DISCONNECTED);
+}
+
+/* B03: every bad input costs its sender the connection and nobody else anything. */
+Test(link, bad_frames_cost_their_sender_the_connection_and_nobody_else_anything)
+{
+    struct engine good = engine_attach();
+    size_t fds = test_count_fds();
+    struct kvb_frame bad[] = {
+        {.type = 999, .seq = 1, .len = 0},                            /* no such message */
+        {.type = KVB_LINK_HELLO, .seq = 1, .len = 1u << 30},          /* beyond its limit */
+        {.type = KVB_LINK_HELLO, .seq = 1, .len = 4},                 /* fields missing */
+        {.type = KVB_LINK_PAUSE, .seq = 1, .len = 0},                 /* wrong direction */
+        {.type = KVB_LINK_STATE, .seq = 1, .flags = KVB_FRAME_REPLY}, /* never asked */
+        {.type = KVB_LINK_HELLO, .seq = 1, .flags = KVB_FRAME_REPLY}, /* not a reply */
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0] + 3; i++) {
+        struct engine engine = engine_connect();
+        uint8_t bytes[KVB_FRAME_HEADER_LEN + 4] = {0};
+        if (i < sizeof bad / sizeof bad[0]) {
+            kvb_frame_pack(&bad[i], bytes);
+            send_bytes(&engine, bytes, KVB_FRAME_HEADER_LEN + (bad[i].len == 4 ? 4 : 0), -1);
+        } else if (i == sizeof bad / sizeof bad[0]) {
+            uint8_t noise[4096];
+            sim.random.fill(sim.random.ctx, noise, sizeof noise);
+            send_bytes(&engine, noise, sizeof noise, -1);
+        } else if (i == sizeof bad / sizeof bad[0] + 1) {
+            kvb_frame_pack(&(struct kvb_frame){.type = KVB_LINK_HELLO, .seq = 1, .len = 100},
+                           bytes);
+            send_bytes(&engine, bytes, KVB_FRAME_HEADER_LEN, -1); /* half, then silence */
+            turn();
+            sim_advance(&sim, 10001);
+        } else {
+            (void)shutdown(engine.fd, SHUT_WR); /* nothing at all */
+        }
+        cr_assert(closed(&engine), "case %zu", i);
+        (void)close(engine.fd);
+        turn();
+        struct kvb_writer writer;
+        kvb_writer_init(&writer, 64);
+        kvb_link_discard_pack(&writer, 1);
+        send_frame(&good, KVB_LINK_DISCARD, 0, ++good.seq, &writer, -1);
+        cr_assert_eq(next_status(&good, KVB_LINK_DISCARD), KVB_OK, "case %zu", i);
+    }
+    cr_assert_eq(test_count_fds(), fds);
+    cr_assert_eq(fleet.gone, 0);
+    (void)close(good.fd);
+}
+
+Test(link, an_attached_engine_that_breaks_the_protocol_loses_its_connection)
+{
+    static const uint16_t types[] = {
+        KVB_LINK_REGISTER_REGION, KVB_LINK_LOOKUP, KVB_LINK_PUT, KVB_LINK_GET,
+        KVB_LINK_REPORT,          KVB_LINK_DISCARD};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        struct engine engine = engine_attach();
+        struct kvb_writer writer;
+        kvb_writer_init(&writer, 64);
+        kvb_put_u8(&writer, 0xff);
+        send_frame(&engine, types[i], 0, ++engine.seq, &writer, -1);
+        cr_assert(closed(&engine), "%u", types[i]);
+        (void)close(engine.fd);
+        turn();
+        cr_assert_eq(fleet.gone, i + 1);
+        fleet.nranks = 0;
+    }
+}
+
+Test(link, a_message_of_the_other_role_ends_the_connection)
+{
+    struct kvb_link_hello hello = hello_of(0, 1);
+    hello.roles = KVB_ROLE_WORKER;
+    struct engine engine = engine_attach_as(&hello);
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 64);
+    kvb_link_discard_pack(&writer, 1);
+    send_frame(&engine, KVB_LINK_DISCARD, 0, ++engine.seq, &writer, -1);
+    cr_assert(closed(&engine));
+    (void)close(engine.fd);
+}
+
+Test(link, an_engine_that_does_not_read_stalls_only_itself)
+{
+    struct engine slow = engine_attach();
+    struct engine good = engine_attach();
+    struct kvb_writer writer;
+    /* It asks and never reads an answer, until it cannot even ask any more. */
+    uint32_t sent = 0;
+    for (;;) {
+        uint8_t bytes[KVB_FRAME_HEADER_LEN + 64];
+        kvb_writer_init(&writer, 64);
+        kvb_link_discard_pack(&writer, 1);
+        kvb_frame_pack(&(struct kvb_frame){.type = KVB_LINK_DISCARD,
+                                           .seq = ++slow.seq,
+                                           .len = (uint32_t)writer.len},
+                       bytes);
+        memcpy(bytes + KVB_FRAME_HEADER_LEN, writer.data, writer.len);
+        size_t len = KVB_FRAME_HEADER_LEN + writer.len;
+        kvb_writer_cleanup(&writer);
+        ssize_t n = send(slow.fd, bytes, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0) {
+            turn();
+            n = send(slow.fd, bytes, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+        }
+        if (n != (ssize_t)len) {
+            break;
+        }
+        cr_assert_lt(++sent, 2000000u, "what waits for it is bounded");
+    }
+    kvb_writer_init(&writer, 64);
+    kvb_link_discard_pack(&writer, 1);
+    send_frame(&good, KVB_LINK_DISCARD, 0, ++good.seq, &writer, -1);
+    cr_assert_eq(next_status(&good, KVB_LINK_DISCARD), KVB_OK);
+    cr_assert_eq(fleet.gone, 0, "slow is not dead");
+    (void)close(slow.fd);
+    (void)close(good.fd);
+}
+
+Test(link, calls_complete_once_and_late_answers_are_dropped)
+{
+    struct engine engine = engine_attach();
+    struct kvp_rank *rank = rank_now();
+    struct answer first = {0};
+    struct answer second = {0};
+    open_calls += 2;
+    rank->ops->call(rank->impl, KVB_LINK_RESUME, &(struct kvb_link_resume){.operation = 1},
+                    sim_in_ms(&sim, 100), on_called, &first);
+    rank->ops->call(rank->impl, KVB_LINK_RESUME, &(struct kvb_link_resume){.operation = 2},
+                    sim_in_ms(&sim, 5000), on_called, &second);
+    struct kvb_frame asked[2];
+    uint8_t payload[64];
+    cr_assert(receive(&engine, &asked[0], payload, sizeof payload));
+    cr_assert(receive(&engine, &asked[1], payload, sizeof payload));
+    cr_assert_lt(asked[0].seq, asked[1].seq, "in the order of the calls");
+    sim_advance(&sim, 101);
+    cr_assert_eq(first.times, 1);
+    cr_assert_eq(first.status, KVB_ERR_TIMEOUT);
+
+    for (int i = 0; i < 2; i++) { /* late, and twice */
+        struct kvb_writer writer;
+        kvb_writer_init(&writer, 64);
+        kvb_link_status_pack(&writer, KVB_OK);
+        send_frame(&engine, KVB_LINK_RESUME, KVB_FRAME_REPLY, asked[0].seq, &writer, -1);
+    }
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 64);
+    kvb_link_status_pack(&writer, KVB_ERR_BUSY);
+    send_frame(&engine, KVB_LINK_RESUME, KVB_FRAME_REPLY, asked[1].seq, &writer, -1);
+    turn();
+    cr_assert_eq(first.times, 1, "dropped");
+    cr_assert_eq(second.times, 1);
+    cr_assert_eq(second.status, KVB_ERR_BUSY);
+    cr_assert_eq(fleet.gone, 0, "late is not broken");
+
+    kvb_writer_init(&writer, 64);
+    kvb_link_status_pack(&writer, KVB_OK);
+    send_frame(&engine, KVB_LINK_RESUME, KVB_FRAME_REPLY, asked[1].seq + 100, &writer, -1);
+    cr_assert(closed(&engine), "an answer to what was never asked");
+    (void)close(engine.fd);
+}
+
+Test(link, one_daemon_is_admitted_and_a_dead_ones_socket_replaced)
+{
+    struct kvp_link_config config = config_now();
+    struct kvp_link *other = NULL;
+    kvb_log_threshold = (enum kvb_log_level) - 1;
+    cr_assert_eq(kvp_link_create(&config, &other), KVB_ERR_BUSY);
+    struct engine engine = engine_attach(); /* the first was not disturbed */
+    (void)close(engine.fd);
+    stop_link();
+
+    int dead = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    cr_assert_eq(bind(dead, (struct sockaddr *)&address, sizeof address), 0);
+    (void)close(dead);
+    cr_assert_eq(kvp_link_create(&config, &link_), KVB_OK, "what a dead daemon left");
+    engine = engine_attach();
+    (void)close(engine.fd);
+}
+
+Test(link, something_else_at_the_path_is_left_alone)
+{
+    struct kvp_link_config config = config_now();
+    char file[128];
+    (void)snprintf(file, sizeof file, "%s/precious", dir);
+    int fd = open(file, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    (void)close(fd);
+    config.path = file;
+    struct kvp_link *other = NULL;
+    kvb_log_threshold = (enum kvb_log_level) - 1;
+    cr_assert_eq(kvp_link_create(&config, &other), KVB_ERR_INVALID);
+    cr_assert_eq(access(file, F_OK), 0);
+    (void)unlink(file);
+    (void)snprintf(file, sizeof file, "%s/precious.lock", dir);
+    (void)unlink(file);
+}
+
+/* ---- tasks ---- */
+
+Test(link, a_put_is_stored_under_the_lineage_of_its_stay)
+{
+    struct engine engine = engine_with_regions();
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    cr_assert(kvb_lineage_equal(store.lineage, fleet.stay.lineage));
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+    engine_end(&engine);
+}
+
+Test(link, what_is_of_another_stay_never_reaches_the_store)
+{
+    static const uint16_t types[] = {KVB_LINK_PUT, KVB_LINK_GET};
+    struct engine engine = engine_with_regions();
+    for (size_t i = 0; i < 2; i++) {
+        uint64_t seq = send_batch(&engine, types[i], 1, old_token);
+        cr_assert_eq(one_answer(&engine, seq), KVB_ERR_FENCED);
+        fleet.stay.open = false;
+        seq = send_batch(&engine, types[i], 1, good_token);
+        cr_assert_eq(one_answer(&engine, seq), KVB_ERR_CLOSED);
+        fleet.stay.open = true;
+    }
+    cr_assert_eq(store.submitted, 0);
+    engine_end(&engine);
+}
+
+static void leave(void)
+{
+    fleet.stay = (struct kvp_stay){.lineage.id = {9, 9}, .token.id = {8, 8}, .open = true};
+    rank_now()->ops->stay_changed(rank_now()->impl);
+}
+
+Test(link, what_ends_in_another_stay_has_failed_whatever_the_store_says)
+{
+    static const uint16_t types[] = {KVB_LINK_PUT, KVB_LINK_GET};
+    struct engine engine = engine_with_regions();
+    for (size_t i = 0; i < 2; i++) {
+        fleet.stay = (struct kvp_stay){.lineage.id = {1, 1}, .token.id = {2, 2}, .open = true};
+        uint64_t seq = send_batch(&engine, types[i], 3, good_token);
+        cr_assert_eq(oldest_batch()->lineage.id.hi, 1);
+        leave();
+        cr_assert_eq(store.canceled, i, "a running get is stopped, a put may end in its lineage");
+        cr_assert_eq(oldest_batch()->lineage.id.hi, 1, "never the new one");
+        end_batch(KVB_OK);
+        kvb_status_t statuses[16];
+        uint64_t got;
+        cr_assert(next_batch_answer(&engine, &got, statuses));
+        cr_assert_eq(got, seq);
+        for (int k = 0; k < 3; k++) {
+            cr_assert_eq(statuses[k], KVB_ERR_FENCED);
+        }
+    }
+    engine_end(&engine);
+}
+
+Test(link, a_get_that_ends_while_closed_has_failed)
+{
+    struct engine engine = engine_with_regions();
+    uint64_t seq = send_batch(&engine, KVB_LINK_GET, 1, good_token);
+    fleet.stay.open = false;
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seq), KVB_ERR_CLOSED);
+    engine_end(&engine);
+}
+
+Test(link, what_waits_when_the_stay_ends_is_answered_at_once)
+{
+    struct engine engine = engine_with_regions();
+    uint64_t seqs[4];
+    for (int i = 0; i < 4; i++) { /* two run, two wait */
+        seqs[i] = send_batch(&engine, KVB_LINK_GET, 1, good_token);
+    }
+    cr_assert_eq(store.submitted, 2);
+    leave();
+    cr_assert_eq(one_answer(&engine, seqs[2]), KVB_ERR_FENCED);
+    cr_assert_eq(one_answer(&engine, seqs[3]), KVB_ERR_FENCED);
+    end_batch(KVB_ERR_CANCELED);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seqs[0]), KVB_ERR_CANCELED);
+    cr_assert_eq(one_answer(&engine, seqs[1]), KVB_ERR_FENCED);
+    cr_assert_eq(store.submitted, 2);
+    engine_end(&engine);
+}
+
+Test(link, what_is_wrong_with_one_entry_is_that_entrys)
+{
+    struct engine engine = engine_with_regions();
+    struct kvb_slice slices[5] = {
+        {1, 0, 64}, {77, 0, 64}, {1, 8192, 1}, {1, 8128, 65}, {2, 8128, 64}};
+    struct kvb_link_entry entries[6];
+    for (uint32_t i = 0; i < 6; i++) {
+        entries[i] = (struct kvb_link_entry){.key = {(const uint8_t *)"012345" + i, 1},
+                                             .token = good_token,
+                                             .part = i == 5,
+                                             .nslices = 1,
+                                             .slices = &slices[i == 5 ? 0 : i]};
+    }
+    struct kvb_link_batch batch = {.nentries = 6, .entries = entries};
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 1u << 16);
+    kvb_link_batch_pack(&writer, &batch);
+    send_frame(&engine, KVB_LINK_PUT, 0, ++engine.seq, &writer, -1);
+    turn();
+    cr_assert_eq(oldest_batch()->nitems, 2);
+    end_batch(KVB_OK);
+    kvb_status_t statuses[16];
+    uint64_t seq;
+    cr_assert(next_batch_answer(&engine, &seq, statuses));
+    cr_assert_eq(statuses[0], KVB_OK);
+    cr_assert_eq(statuses[1], KVB_ERR_INVALID, "no such region");
+    cr_assert_eq(statuses[2], KVB_ERR_INVALID, "past its end");
+    cr_assert_eq(statuses[3], KVB_ERR_INVALID, "over its end");
+    cr_assert_eq(statuses[4], KVB_OK, "its last bytes");
+    cr_assert_eq(statuses[5], KVB_ERR_INVALID, "a part of a rank that is not there");
+    engine_end(&engine);
+}
+
+/* B11: every way a task can end, over both queues; nothing is left pending. */
+Test(link, every_task_is_answered_exactly_once_on_every_path)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    static const kvb_status_t ends[] = {
+        KVB_OK,           KVB_ERR_EXISTS, KVB_ERR_NO_SPACE, KVB_ERR_QUOTA,      KVB_ERR_TIMEOUT,
+        KVB_ERR_CANCELED, KVB_ERR_TICKET, KVB_ERR_CHECKSUM, KVB_ERR_GENERATION, KVB_ERR_NOT_FOUND,
+    };
+    static const kvb_status_t refusals[] = {KVB_ERR_INVALID, KVB_ERR_NO_MEMORY, KVB_ERR_AGAIN};
+    for (int round = 0; round < 2; round++) {
+        uint16_t type = round == 0 ? KVB_LINK_PUT : KVB_LINK_GET;
+        for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+            uint64_t seq = send_batch(&engine, type, 2, good_token);
+            end_batch(ends[i]);
+            cr_assert_eq(one_answer(&engine, seq), ends[i]);
+        }
+        for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+            store.refuse = refusals[i];
+            uint64_t seq = send_batch(&engine, type, 2, good_token);
+            cr_assert_eq(one_answer(&engine, seq), refusals[i]);
+            store.refuse = KVB_OK;
+        }
+        struct kvp_drain_progress progress = rank->ops->progress(rank->impl);
+        cr_assert_eq(progress.queued + progress.running, 0);
+        cr_assert_eq(progress.bytes_left, 0);
+    }
+    uint64_t seq;
+    kvb_status_t statuses[16];
+    cr_assert_not(next_batch_answer(&engine, &seq, statuses), "and not once more");
+    engine_end(&engine);
+}
+
+Test(link, a_full_queue_says_again_and_goes_on_when_there_is_room)
+{
+    struct engine engine = engine_with_regions();
+    uint64_t seqs[7];
+    for (int i = 0; i < 7; i++) { /* two run, four wait, one is too many */
+        seqs[i] = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    }
+    cr_assert_eq(one_answer(&engine, seqs[6]), KVB_ERR_AGAIN);
+    for (int i = 0; i < 6; i++) {
+        end_batch(KVB_OK);
+        cr_assert_eq(one_answer(&engine, seqs[i]), KVB_OK);
+    }
+    engine_end(&engine);
+}
+
+Test(link, a_store_without_room_is_asked_again_when_a_batch_ends)
+{
+    struct engine engine = engine_with_regions();
+    uint64_t first = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    store.refuse = KVB_ERR_AGAIN;
+    uint64_t second = send_batch(&engine, KVB_LINK_GET, 1, good_token);
+    store.refuse = KVB_OK;
+    turn();
+    cr_assert_eq(store.submitted, 1);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, first), KVB_OK);
+    cr_assert_eq(store.submitted, 2);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, second), KVB_OK);
+    engine_end(&engine);
+}
+
+Test(link, time_in_the_queue_counts)
+{
+    struct engine engine = engine_with_regions();
+    uint64_t seqs[3];
+    for (int i = 0; i < 3; i++) {
+        seqs[i] = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    }
+    sim_advance(&sim, 60001);
+    end_batch(KVB_ERR_TIMEOUT);
+    cr_assert_eq(one_answer(&engine, seqs[0]), KVB_ERR_TIMEOUT);
+    cr_assert_eq(one_answer(&engine, seqs[2]), KVB_ERR_TIMEOUT, "never begun");
+    end_batch(KVB_ERR_TIMEOUT);
+    engine_end(&engine);
+}
+
+/* ---- lookups ---- */
+
+static void send_lookup(struct engine *engine, uint32_t nkeys, struct kvb_token token)
+{
+    struct kvb_span *keys = calloc(nkeys, sizeof *keys);
+    uint32_t *names = calloc(nkeys, sizeof *names);
+    for (uint32_t i = 0; i < nkeys; i++) {
+        names[i] = i;
+        keys[i] = (struct kvb_span){(const uint8_t *)&names[i], sizeof names[i]};
+    }
+    struct kvb_link_group group = {.group = 3, .nkeys = nkeys, .keys = keys};
+    struct kvb_link_lookup msg = {.request = 9, .token = token, .ngroups = 1, .groups = &group};
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 4u << 20);
+    kvb_link_lookup_pack(&writer, &msg);
+    cr_assert_eq(writer.status, KVB_OK);
+    send_frame(engine, KVB_LINK_LOOKUP, 0, ++engine->seq, &writer, -1);
+    free(keys);
+    free(names);
+    turn();
+}
+
+static kvb_status_t next_hits(const struct engine *engine, uint32_t *hits_p)
+{
+    struct kvb_frame frame;
+    uint8_t payload[256];
+    cr_assert(receive(engine, &frame, payload, sizeof payload), "an answer");
+    struct kvb_link_lookup_reply reply;
+    cr_assert_eq(kvb_link_lookup_reply_unpack((struct kvb_span){payload, frame.len}, &reply),
+                 KVB_OK);
+    *hits_p = reply.ngroups == 1 ? reply.hits[0] : UINT32_MAX;
+    return reply.status;
+}
+
+Test(link, a_hit_is_a_prefix_that_every_ranks_part_has)
+{
+    struct kvb_link_hello hello = hello_of(0, 3);
+    struct engine engine = engine_attach_as(&hello);
+    send_lookup(&engine, 4, good_token);
+    struct kvs_batch *batch = oldest_batch();
+    cr_assert_eq(batch->op, KVS_EXISTS);
+    cr_assert_eq(batch->nitems, 12);
+    cr_assert_eq(batch->hold.instance, 7);
+    cr_assert_eq(batch->hold.request, 9);
+    for (uint32_t i = 0; i < batch->nitems; i++) {
+        uint32_t key;
+        memcpy(&key, batch->items[i].key.data, sizeof key);
+        cr_assert_eq(batch->items[i].group, 3);
+        /* block 2 lacks the part of rank 1; block 3 is whole again */
+        batch->items[i].status = key == 2 && batch->items[i].part == 1 ? KVB_ERR_NOT_FOUND : KVB_OK;
+    }
+    kvb_list_remove(&batch->impl.link);
+    batch->done(batch);
+    uint32_t hits;
+    cr_assert_eq(next_hits(&engine, &hits), KVB_OK);
+    cr_assert_eq(hits, 2);
+    (void)close(engine.fd);
+}
+
+Test(link, a_long_prompt_is_looked_up_in_waves_until_its_prefix_ends)
+{
+    struct kvb_link_hello hello = hello_of(0, 3);
+    struct engine engine = engine_attach_as(&hello);
+    uint32_t wave = 4096 / 3;
+    send_lookup(&engine, 4000, good_token);
+    end_batch(KVB_OK);
+    end_batch(KVB_OK);
+    cr_assert_eq(oldest_batch()->nitems, (4000 - 2 * wave) * 3);
+    end_batch(KVB_ERR_NOT_FOUND);
+    uint32_t hits;
+    cr_assert_eq(next_hits(&engine, &hits), KVB_OK);
+    cr_assert_eq(hits, 2 * wave);
+    cr_assert_null(oldest_batch());
+    (void)close(engine.fd);
+}
+
+Test(link, a_lookup_of_another_stay_finds_nothing_and_holds_nothing)
+{
+    struct engine engine = engine_attach();
+    uint32_t hits;
+    send_lookup(&engine, 4, old_token);
+    cr_assert_eq(next_hits(&engine, &hits), KVB_ERR_FENCED);
+    cr_assert_eq(store.submitted, 0);
+    send_lookup(&engine, 4, good_token);
+    leave();
+    end_batch(KVB_OK);
+    cr_assert_eq(next_hits(&engine, &hits), KVB_ERR_FENCED);
+    cr_assert_eq(hits, 0);
+    cr_assert_eq(store.discarded, 1);
+    (void)close(engine.fd);
+}
+
+/* ---- drain ---- */
+
+Test(link, drained_means_nothing_queued_and_nothing_running)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    for (int i = 0; i < 3; i++) {
+        (void)send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+        (void)send_batch(&engine, KVB_LINK_GET, 1, good_token);
+    }
+    struct kvp_drain_progress progress = rank->ops->progress(rank->impl);
+    cr_assert_eq(progress.queued, 2);
+    cr_assert_eq(progress.running, 4);
+    cr_assert_eq(progress.bytes_left, 6 * 64);
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->drain(rank->impl, false, sim_in_ms(&sim, 1000), on_done, &answer);
+    for (int i = 0; i < 6; i++) {
+        turn();
+        cr_assert_eq(answer.times, 0, "after %d of 6", i);
+        end_batch(i % 2 == 0 ? KVB_OK : KVB_ERR_TIMEOUT);
+    }
+    turn();
+    cr_assert_eq(answer.times, 1);
+    cr_assert_eq(answer.status, KVB_OK);
+    engine_end(&engine);
+}
+
+Test(link, a_drain_that_is_not_done_by_its_deadline_says_so_and_undoes_nothing)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seq = send_batch(&engine, KVB_LINK_GET, 1, good_token);
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->drain(rank->impl, false, sim_in_ms(&sim, 1000), on_done, &answer);
+    sim_advance(&sim, 1001);
+    cr_assert_eq(answer.times, 1);
+    cr_assert_eq(answer.status, KVB_ERR_TIMEOUT);
+    cr_assert_eq(store.canceled, 0);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+    cr_assert_eq(answer.times, 1);
+    engine_end(&engine);
+}
+
+Test(link, an_aborting_drain_stops_what_runs_and_fails_what_waits)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seqs[3];
+    for (int i = 0; i < 3; i++) {
+        seqs[i] = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    }
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->drain(rank->impl, true, sim_in_ms(&sim, 1000), on_done, &answer);
+    cr_assert_eq(one_answer(&engine, seqs[2]), KVB_ERR_CANCELED);
+    cr_assert_eq(store.canceled, 2);
+    cr_assert_eq(answer.times, 0, "they are told to stop, they have not stopped");
+    end_batch(KVB_ERR_CANCELED);
+    end_batch(KVB_ERR_CANCELED);
+    turn();
+    cr_assert_eq(answer.times, 1);
+    cr_assert_eq(answer.status, KVB_OK);
+    engine_end(&engine);
+}
+
+/* ---- regions ---- */
+
+static struct kvt_share *share;
+static char share_bytes[8192];
+
+/* A transfer that holds region memory of a running put until the test ends it. */
+static void hold_region(const struct kvs_batch *batch, struct kvt_transfer *transfer,
+                        struct kvt_extent *extent)
+{
+    cr_assert_eq(kvt_share_create(&transport->base, share_bytes, sizeof share_bytes, &share),
+                 KVB_OK);
+    *extent = (struct kvt_extent){0, batch->items[0].slices[0].len};
+    *transfer = (struct kvt_transfer){.direction = KVT_TO_SHARE,
+                                      .share = share,
+                                      .slices = batch->items[0].slices,
+                                      .nslices = 1,
+                                      .extents = extent,
+                                      .nextents = 1,
+                                      .deadline_ns = KVB_NEVER};
+}
+
+static void ignore_done(struct kvt_transfer *transfer, kvb_status_t status)
+{
+    (void)transfer;
+    (void)status;
+}
+
+Test(link, unregistered_means_that_nothing_of_ours_holds_the_memory)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    struct test_memory host;
+    test_memory_init(&host, "link-host", 4096);
+    cr_assert_eq(hand_over(&engine, 3, 1, &host, "kv_cache", KVB_REGION_HOST_RESIDENT), KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 3);
+    size_t maps = test_count_maps("memfd:link-one");
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 1, "the host-resident one stays");
+    cr_assert_eq(test_count_maps("memfd:link-one"), maps - 1);
+    test_memory_cleanup(&memory1); /* the test's own hold of it */
+    cr_assert_not(test_memfd_held("link-one"), "no mapping, no descriptor");
+    test_memory_init(&memory1, "link-one", 8192);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK, "again: nothing happens");
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    cr_assert_eq(one_answer(&engine, seq), KVB_ERR_GENERATION);
+    test_memory_cleanup(&host);
+    engine_end(&engine);
+}
+
+Test(link, a_failed_unregister_registers_again_what_it_had_undone)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    struct kvt_transfer transfer;
+    struct kvt_extent extent;
+    hold_region(oldest_batch(), &transfer, &extent);
+    transfer.done = ignore_done;
+    cr_assert_eq(kvt_transfer_start(&transport->base, &transfer), KVB_OK);
+
+    cr_assert_eq(unregister(rank, 1000).status, KVB_ERR_TIMEOUT);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 2, "all, or nothing");
+    struct kvb_slice of_two = {2, 0, 64};
+    struct kvb_link_entry entry = {
+        .key = {(const uint8_t *)"k", 1}, .token = good_token, .nslices = 1, .slices = &of_two};
+    struct kvb_link_batch batch = {.nentries = 1, .entries = &entry};
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 4096);
+    kvb_link_batch_pack(&writer, &batch);
+    send_frame(&engine, KVB_LINK_PUT, 0, ++engine.seq, &writer, -1);
+    turn();
+    cr_assert_eq(store.submitted, 2, "the one that had been undone serves again");
+
+    fake_end(&transfer, KVB_OK);
+    kvt_share_destroy(share);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, engine.seq), KVB_OK);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK, "the retry");
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0);
+    test_memory_cleanup(&memory2);
+    cr_assert_not(test_memfd_held("link-two"));
+    test_memory_init(&memory2, "link-two", 8192);
+    engine_end(&engine);
+}
+
+Test(link, only_what_is_handed_over_anew_is_registered_again)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_ERR_BAD_STATE);
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_ERR_GENERATION);
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0, "handed over, not registered");
+    cr_assert_eq(register_again(rank).status, KVB_ERR_BAD_STATE, "2 was not handed over");
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0, "all, or nothing");
+    cr_assert_eq(hand_over(&engine, 1, 3, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 3, &memory2, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 2);
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+    engine_end(&engine);
+}
+
+Test(link, a_failed_register_leaves_nothing_registered_and_the_retry_works)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 2, &memory2, "kv_cache", 0), KVB_OK);
+    kvb_log_threshold = (enum kvb_log_level) - 1;
+    transport->register_ = KVB_ERR_LIMIT;
+    cr_assert_eq(register_again(rank).status, KVB_ERR_LIMIT);
+    transport->register_ = KVB_OK;
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0);
+    cr_assert_eq(hand_over(&engine, 1, 3, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 3, &memory2, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 2);
+    engine_end(&engine);
+}
+
+Test(link, a_task_that_waited_while_its_region_was_released_is_refused_by_the_transport)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seqs[3];
+    for (int i = 0; i < 3; i++) {
+        seqs[i] = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    }
+    /* No transfer has begun: nothing holds the region. The third is not even submitted. */
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory2, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    end_batch(KVB_ERR_GENERATION);
+    turn();
+    cr_assert_eq(one_answer(&engine, seqs[0]), KVB_ERR_GENERATION);
+    end_batch(KVB_ERR_GENERATION);
+    cr_assert_eq(one_answer(&engine, seqs[1]), KVB_ERR_GENERATION);
+    const struct kvt_region *named = oldest_batch()->items[0].slices[0].region;
+    cr_assert_eq(kvt_region_state(named), KVT_REGION_UNREGISTERED,
+                 "the memory it named, not what has its number now");
+    end_batch(KVB_ERR_GENERATION);
+    cr_assert_eq(one_answer(&engine, seqs[2]), KVB_ERR_GENERATION);
+    engine_end(&engine);
+}
+
+Test(link, a_region_handed_over_anew_while_in_use_is_answered_when_the_old_one_is_gone)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    struct kvt_transfer transfer;
+    struct kvt_extent extent;
+    hold_region(oldest_batch(), &transfer, &extent);
+    transfer.done = ignore_done;
+    cr_assert_eq(kvt_transfer_start(&transport->base, &transfer), KVB_OK);
+    send_region(&engine, 1, 2, &memory1, "kv_cache", 0);
+    turn();
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 3, "the truth: the old one too");
+    sim_advance(&sim, 5000); /* it cannot be stopped: tried again and again */
+    struct kvb_frame frame;
+    uint8_t payload[64];
+    cr_assert_not(receive(&engine, &frame, payload, sizeof payload), "not yet");
+    fake_end(&transfer, KVB_ERR_CANCELED);
+    kvt_share_destroy(share);
+    sim_advance(&sim, 1000);
+    cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_OK);
+    end_batch(KVB_ERR_CANCELED);
+    cr_assert_eq(one_answer(&engine, seq), KVB_ERR_CANCELED);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 2);
+    engine_end(&engine);
+}
+
+Test(link, a_region_of_a_tag_that_hello_calls_released_waits_for_the_wake)
+{
+    struct kvb_link_hello hello = hello_of(0, 1);
+    hello.state.tags[0].residency = KVB_DISCARDED;
+    struct engine engine = engine_attach_as(&hello);
+    test_memory_init(&memory1, "link-one", 8192);
+    test_memory_init(&memory2, "link-two", 8192);
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0);
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 1);
+    engine_end(&engine);
+}
+
+Test(link, a_region_without_a_descriptor_or_with_a_bad_one_is_refused)
+{
+    struct engine engine = engine_with_regions();
+    struct kvb_link_region msg = {.region = 5, .tag = "kv_cache", .len = 1u << 20, .generation = 1};
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 1024);
+    kvb_link_region_pack(&writer, &msg);
+    kvb_log_threshold = (enum kvb_log_level) - 1;
+    send_frame(&engine, KVB_LINK_REGISTER_REGION, 0, ++engine.seq, &writer, memory1.fd);
+    cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_ERR_INVALID,
+                 "longer than its memory");
+    kvb_writer_init(&writer, 1024);
+    kvb_link_region_pack(&writer, &msg);
+    send_frame(&engine, KVB_LINK_REGISTER_REGION, 0, ++engine.seq, &writer, -1);
+    cr_assert(closed(&engine), "a region is its descriptor");
+    engine_end(&engine);
+}
+
+Test(link, descriptors_that_nobody_asked_for_are_closed)
+{
+    struct engine engine = engine_with_regions();
+    size_t fds = test_count_fds();
+    struct kvb_writer writer;
+    for (int i = 0; i < 40; i++) {
+        kvb_writer_init(&writer, 64);
+        kvb_link_discard_pack(&writer, 1);
+        send_frame(&engine, KVB_LINK_DISCARD, 0, ++engine.seq, &writer, memory1.fd);
+        cr_assert_eq(next_status(&engine, KVB_LINK_DISCARD), KVB_OK);
+    }
+    cr_assert_eq(test_count_fds(), fds);
+    engine_end(&engine);
+}
+
+Test(link, twenty_cycles_leave_no_descriptor_and_no_mapping)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    size_t fds = test_count_fds();
+    size_t maps = test_count_maps("");
+    for (uint64_t i = 2; i < 22; i++) {
+        cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+        cr_assert_eq(hand_over(&engine, 1, i, &memory1, "kv_cache", 0), KVB_OK);
+        cr_assert_eq(hand_over(&engine, 2, i, &memory2, "kv_cache", 0), KVB_OK);
+        cr_assert_eq(register_again(rank).status, KVB_OK);
+    }
+    cr_assert_eq(test_count_fds(), fds);
+    cr_assert_eq(test_count_maps(""), maps);
+    engine_end(&engine);
+}
+
+/* ---- death ---- */
+
+Test(link, a_dead_engines_memory_is_let_go_when_its_transfers_are_gone)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    for (int i = 0; i < 3; i++) {
+        (void)send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    }
+    struct kvt_transfer transfer;
+    struct kvt_extent extent;
+    hold_region(oldest_batch(), &transfer, &extent);
+    transfer.done = ignore_done;
+    cr_assert_eq(kvt_transfer_start(&transport->base, &transfer), KVB_OK);
+    struct answer call = {0};
+    struct answer drain = {0};
+    struct answer release = {0};
+    open_calls += 3;
+    rank->ops->call(rank->impl, KVB_LINK_STATE, NULL, KVB_NEVER, on_called, &call);
+    rank->ops->drain(rank->impl, false, KVB_NEVER, on_done, &drain);
+    rank->ops->unregister(rank->impl, kv_cache, 1, KVB_NEVER, on_done, &release);
+    (void)close(engine.fd);
+    turn();
+    cr_assert_eq(fleet.gone, 1);
+    cr_assert(call.times == 1 && call.status == KVB_ERR_DISCONNECTED);
+    cr_assert(drain.times == 1 && drain.status == KVB_ERR_DISCONNECTED);
+    cr_assert(release.times == 1 && release.status == KVB_ERR_DISCONNECTED);
+    cr_assert_eq(store.canceled, 2, "what ran was stopped");
+    sim_advance(&sim, 1000);
+    test_memory_cleanup(&memory1);
+    cr_assert(test_memfd_held("link-one"), "never taken away under a transfer");
+    fake_end(&transfer, KVB_ERR_CANCELED);
+    end_batch(KVB_ERR_CANCELED);
+    end_batch(KVB_ERR_CANCELED);
+    cr_assert_null(oldest_batch(), "what waited was not begun");
+    sim_advance(&sim, 1000);
+    kvt_share_destroy(share);
+    cr_assert_not(test_memfd_held("link-one"));
+    test_memory_cleanup(&memory2);
+    cr_assert_eq(call.times + drain.times + release.times, 3);
+}
+
+Test(link, disconnecting_a_rank_tells_its_instance_later)
+{
+    struct engine engine = engine_attach();
+    struct kvp_rank *rank = rank_now();
+    rank->ops->disconnect(rank->impl, "for the test");
+    cr_assert_eq(fleet.gone, 0);
+    cr_assert(closed(&engine));
+    cr_assert_eq(fleet.gone, 1);
+    (void)close(engine.fd);
+}
