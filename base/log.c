@@ -73,7 +73,7 @@ const char *kvb_log_current_request(void)
 
 static void add(struct line *line, const char *piece, size_t len)
 {
-    if (line->cut || len > sizeof line->text - TAIL_LEN - line->len) {
+    if (line->cut || line->len + len > sizeof line->text - TAIL_LEN) {
         line->cut = true;
         return;
     }
@@ -84,6 +84,9 @@ static void add(struct line *line, const char *piece, size_t len)
 /* `key=` or `"key":`, a separator before it, and the opening quote of a quoted value. */
 static void add_key(struct line *line, const char *key, bool quoted)
 {
+    if (line->cut) {
+        return; /* what was open when it was cut stays open for finish() */
+    }
     char piece[256];
     bool json = log_format == KVB_LOG_JSON;
     const char *separator = line->len == 0 ? (json ? "{" : "") : json ? "," : " ";
@@ -104,7 +107,7 @@ static void close_value(struct line *line)
 {
     if (line->open && !line->cut) {
         line->open = false;
-        line->text[line->len++] = '"'; /* the tail has room for it */
+        line->text[line->len++] = '"'; /* into the tail, which has room for one */
     }
 }
 

@@ -137,7 +137,9 @@ void kvb_sched_timer_set(struct kvb_sched *sched, struct kvb_timer *timer, uint6
 uint64_t kvb_sched_turn(struct kvb_sched *sched)
 {
     uint64_t now_ns = kvb_now_ns(sched->clock);
-    while (sched->heap_len > 0 && sched->heap[0]->deadline_ns <= now_ns) {
+    /* No more than there were: a timer that arms itself for now must not hold up the events. */
+    uint32_t due_max = sched->heap_len;
+    while (due_max-- > 0 && sched->heap_len > 0 && sched->heap[0]->deadline_ns <= now_ns) {
         struct kvb_timer *timer = sched->heap[0];
         kvb_sched_timer_clear(sched, timer);
         timer->fn(timer);
