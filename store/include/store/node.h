@@ -114,7 +114,6 @@ struct kvs_node_stats {
     struct kvs_core_stats core; /* sums over the shards */
     uint32_t shards;
     uint32_t calls;     /* in flight */
-    uint32_t transfers; /* in flight */
 #define X(name, what) uint64_t name;
     KVS_NODE_COUNTERS(X)
 #undef X

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * After a mismatch: is it the stored object that is bad, or was it the read? The object is found
+ * anew, under a ticket of its own, and hashed where it lies, a slice a turn. Bad and still the same
+ * (the ticket was held to the end): dropped.
+ */
+#include "local.h"
+
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_STATIC_LINKING_ONLY /* the size of XXH3_state_t */
+#include <xxhash.h>
+
+#define SCRUBS_MAX  8
+#define SCRUB_SLICE (256u << 10)
+
+struct scrub {
+    XXH3_state_t hash;
+    struct kvb_list link;
+    struct kvb_event step;
+    struct kvs_local *local;
+    struct kvs_shard *shard;
+    struct kvs_core_where where;
+    struct kvs_core_key key; /* its block points to key_bytes */
+    uint8_t key_bytes[KVS_CORE_KEY_MAX];
+    struct kvs_core_found found;
+    struct kvs_extents extents;
+    uint32_t extent; /* next to hash, and from where in it */
+    uint64_t offset;
+};
+
+static uint64_t now(const struct scrub *scrub)
+{
+    return kvb_now_ns(scrub->local->sched->clock);
+}
+
+static void destroy(struct scrub *scrub)
+{
+    kvb_sched_unpost(&scrub->step);
+    kvb_list_remove(&scrub->link);
+    scrub->local->nscrubbing--;
+    kvs_extents_cleanup(&scrub->extents);
+    free(scrub);
+}
+
+static void finish(struct scrub *scrub)
+{
+    struct kvs_shard *shard = scrub->shard;
+    bool bad = XXH3_64bits_digest(&scrub->hash) != scrub->found.checksum;
+    bool dropped = false;
+
+    kvb_mutex_lock(&shard->lock);
+    kvb_status_t status =
+        kvs_core_release(shard->core, now(scrub), scrub->found.ticket, KVS_LOCAL_SESSION);
+    if (status == KVB_OK && bad) {
+        dropped =
+            kvs_core_remove(shard->core, now(scrub), &scrub->where, &scrub->key, true) == KVB_OK;
+    }
+    kvb_mutex_unlock(&shard->lock);
+    KVS_COUNT(scrub->local, scrubs, 1);
+    if (dropped) {
+        KVS_COUNT(scrub->local, scrubs_bad, 1);
+        KVB_LOG_LIMITED(WARN, "an object's bytes are bad: dropped",
+                        KVB_U64("bytes", scrub->found.len));
+    }
+    kvs_local_upkeep(scrub->local, false);
+    destroy(scrub);
+}
+
+static void on_step(struct kvb_event *event)
+{
+    struct scrub *scrub = kvb_container_of(event, struct scrub, step);
+    uint64_t budget = SCRUB_SLICE;
+    while (budget > 0 && scrub->extent < scrub->extents.n) {
+        const struct kvs_extent *extent = &scrub->extents.at[scrub->extent];
+        uint64_t len = extent->len - scrub->offset;
+        len = len < budget ? len : budget;
+        (void)XXH3_64bits_update(&scrub->hash, scrub->shard->base + extent->offset + scrub->offset,
+                                 len);
+        budget -= len;
+        scrub->offset += len;
+        if (scrub->offset == extent->len) {
+            scrub->extent++;
+            scrub->offset = 0;
+        }
+    }
+    if (scrub->extent < scrub->extents.n) {
+        kvb_sched_post(scrub->local->sched, &scrub->step);
+    } else {
+        finish(scrub);
+    }
+}
+
+void kvs_scrub_start(struct kvs_local *local, struct kvs_shard *shard,
+                     const struct kvs_core_where *where, const struct kvs_core_key *key)
+{
+    if (local->nscrubbing >= SCRUBS_MAX) {
+        return;
+    }
+    struct scrub *scrub = aligned_alloc(_Alignof(struct scrub), sizeof *scrub);
+    if (scrub == NULL) {
+        return;
+    }
+    scrub->local = local;
+    scrub->shard = shard;
+    scrub->where = *where;
+    scrub->key = *key;
+    memcpy(scrub->key_bytes, key->block.data, key->block.len);
+    scrub->key.block.data = scrub->key_bytes;
+    scrub->extent = 0;
+    scrub->offset = 0;
+    (void)XXH3_64bits_reset(&scrub->hash);
+    kvs_extents_init(&scrub->extents);
+    kvb_event_init(&scrub->step, on_step);
+
+    uint64_t now_ns = now(scrub);
+    kvb_mutex_lock(&shard->lock);
+    kvb_status_t status =
+        kvs_core_find(shard->core, now_ns, where, key, KVS_LOCAL_SESSION,
+                      now_ns + local->ticket_ms * KVB_NS_PER_MS, (struct kvs_core_holder){0},
+                      &scrub->found, &scrub->extents);
+    kvb_mutex_unlock(&shard->lock);
+    local->nscrubbing++;
+    kvb_list_push_back(&local->scrubbing, &scrub->link);
+    if (status != KVB_OK) {
+        destroy(scrub);
+        return;
+    }
+    kvb_sched_post(local->sched, &scrub->step);
+}
+
+void kvs_scrub_cleanup(struct kvs_local *local)
+{
+    for (struct kvb_list *link; (link = kvb_list_first(&local->scrubbing)) != NULL;) {
+        destroy(kvb_container_of(link, struct scrub, link)); /* its ticket goes with the shard */
+    }
+}
