@@ -21,6 +21,10 @@ static void read_length(struct kvp_framing *framing, const char *value)
     }
 }
 
+/* RFC 9110, 5.6.2 */
+static const char token[] = "!#$%&'*+-.^_`|~0123456789"
+                            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
 static enum MHD_Result read_header(void *arg, enum MHD_ValueKind kind, const char *name,
                                    const char *value)
 {
@@ -28,8 +32,11 @@ static enum MHD_Result read_header(void *arg, enum MHD_ValueKind kind, const cha
 
     (void)kind;
     framing->headers++;
+    framing->bad_name |= name[0] == '\0' || name[strspn(name, token)] != '\0';
     if (strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
         read_length(framing, value);
+    } else if (strcasecmp(name, MHD_HTTP_HEADER_HOST) == 0) {
+        framing->hosts++;
     } else if (strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
         framing->encodings++;
         framing->bad_encoding |= value == NULL || strcasecmp(value, "chunked") != 0;
@@ -60,5 +67,22 @@ const char *kvp_framing_ambiguous(const struct kvp_framing *framing, const char 
     if (framing->encodings > 0 && strcmp(http_version, MHD_HTTP_VERSION_1_1) != 0) {
         return "Transfer-Encoding needs HTTP/1.1";
     }
+    if (framing->bad_name) {
+        return "a header's name has characters that no name may have";
+    }
+    if (framing->hosts > 1 ||
+        (framing->hosts == 0 && strcmp(http_version, MHD_HTTP_VERSION_1_1) == 0)) {
+        return "HTTP/1.1 needs one Host header";
+    }
     return NULL;
+}
+
+bool kvp_framing_target_plain(const char *target)
+{
+    for (; *target != '\0'; target++) {
+        if ((unsigned char)*target <= ' ' || *target == 0x7f) {
+            return false;
+        }
+    }
+    return true;
 }

@@ -12,10 +12,12 @@
 struct kvp_framing {
     unsigned lengths;   /* Content-Length headers */
     unsigned encodings; /* Transfer-Encoding headers */
+    unsigned hosts;     /* Host headers */
     unsigned headers;
     uint64_t length;   /* of the body, if lengths is 1 and it is well formed */
     bool bad_length;   /* not plain digits, or too large */
     bool bad_encoding; /* not exactly `chunked` */
+    bool bad_name; /* a header's name is not a token: `Content-Length :` must not pass for none */
 };
 
 /*
@@ -25,8 +27,22 @@ struct kvp_framing {
  */
 void kvp_framing_read(struct MHD_Connection *connection, struct kvp_framing *framing_p);
 
-/* NULL, or why the end of the body is not certain. */
+/* NULL, or why it is not certain where the request ends or what it is. */
 const char *kvp_framing_ambiguous(const struct kvp_framing *framing, const char *http_version);
+
+/*
+ * Is there something between the target, as it was handed over (with its length then), and the HTTP
+ * version? Both lie in libmicrohttpd's copy of the request line, with one space between them turned
+ * into a NUL; whatever else is there was hidden behind a NUL in the target.
+ */
+static inline bool kvp_framing_target_cut(const char *target, size_t target_len,
+                                          const char *http_version)
+{
+    return http_version != target + target_len + 1;
+}
+
+/* No spaces and no control characters. */
+bool kvp_framing_target_plain(const char *target);
 
 static inline bool kvp_framing_has_body(const struct kvp_framing *framing)
 {

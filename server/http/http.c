@@ -67,6 +67,8 @@ struct exchange {
     struct MHD_Connection *mhd;
     struct connection *connection;
     uint64_t begun_ns;
+    const char *raw_target; /* libmicrohttpd's, only to be compared */
+    size_t raw_target_len;
     char *target;      /* path and query as sent; owned */
     const char *query; /* in target; NULL: none */
     struct kvp_framing framing;
@@ -195,6 +197,8 @@ static void *target_known(void *cls, const char *target, struct MHD_Connection *
     exchange->mhd = mhd;
     exchange->connection = connection;
     exchange->begun_ns = kvb_now_ns(http->config.clock);
+    exchange->raw_target = target;
+    exchange->raw_target_len = strlen(target);
     exchange->target = copy;
     exchange->request.reply = reply;
     move_to(connection, &http->receiving, exchange->begun_ns);
@@ -484,10 +488,17 @@ static void check_head(struct exchange *exchange, const char *method, const char
     const char *expect = header(exchange, MHD_HTTP_HEADER_EXPECT);
     const char *ambiguous = kvp_framing_ambiguous(&exchange->framing, version);
 
+    if (ambiguous == NULL &&
+        kvp_framing_target_cut(exchange->raw_target, exchange->raw_target_len, version)) {
+        ambiguous = "a NUL in the request line";
+    }
+    if (ambiguous == NULL && !kvp_framing_target_plain(exchange->target)) {
+        ambiguous = "a space or a control character in the target: code it as %XX";
+    }
     if (ambiguous != NULL) {
         refuse(exchange, 400, NULL, ambiguous);
         exchange->close = true;
-    } else if (strlen(exchange->target) > KVP_HTTP_TARGET_MAX) {
+    } else if (exchange->raw_target_len > KVP_HTTP_TARGET_MAX) {
         refuse(exchange, 414, NULL, "path and query may have 8 KiB together");
     } else if (exchange->framing.headers > KVP_HTTP_HEADERS_MAX ||
                (size != NULL && size->header_size > KVP_HTTP_HEADER_MAX)) {
@@ -807,12 +818,14 @@ static struct MHD_Daemon *start_daemon(struct kvp_http *http)
     unsigned idle_s =
         http->config.idle_timeout_s != 0 ? http->config.idle_timeout_s : KVP_HTTP_IDLE_S;
 
+    /* Not strict: 0.9.75 would add one check, of Host, which kvp_framing_ambiguous() makes too; and
+     * what it finds wrong itself it answers with its header sent twice. */
     return MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
         handle, http, MHD_OPTION_EXTERNAL_LOGGER, log_line, NULL, MHD_OPTION_LISTEN_SOCKET,
         http->listener, MHD_OPTION_NOTIFY_CONNECTION, connection_notice, http,
         MHD_OPTION_URI_LOG_CALLBACK, target_known, http, MHD_OPTION_NOTIFY_COMPLETED, completed,
-        http, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        http, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL, MHD_OPTION_STRICT_FOR_CLIENT, 0,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)KVP_HTTP_CONNECTION_MEM,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)(http->connections_max + CONNECTIONS_SPARE),
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)http->config.connections_per_ip_max,

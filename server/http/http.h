@@ -6,6 +6,7 @@
 #include "control.h"
 
 #include "base/clock.h"
+#include "base/metrics.h"
 
 #include <stdint.h>
 

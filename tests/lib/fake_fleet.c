@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_fleet.h"
+
+#include "base/assert.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct kvp_view *fake_fleet_add(struct kvp_fleet *fleet, const char *name)
+{
+    kvb_assert(fleet->nviews < FAKE_INSTANCES);
+    struct kvp_view *view = &fleet->views[fleet->nviews++];
+
+    *view = (struct kvp_view){.attached = true,
+                              .ever_attached = true,
+                              .world_size = 2,
+                              .ranks = 2,
+                              .ready = true,
+                              .ntags = 2,
+                              .open = true,
+                              .coordinator_reachable = true,
+                              .registered_regions = 2,
+                              .registered_bytes = 4096,
+                              .lineage = {{0x0123456789abcdefull, 0xfedcba9876543210ull}}};
+    snprintf(view->instance, sizeof view->instance, "%s", name);
+    strcpy(view->tenant, "default");
+    strcpy(view->layout, "layout-1");
+    strcpy(view->tags[0].tag, "kv_cache");
+    strcpy(view->tags[1].tag, "weights");
+    return view;
+}
+
+struct fake_call *fake_fleet_last(struct kvp_fleet *fleet)
+{
+    return fleet->ncalls > 0 ? &fleet->calls[(fleet->ncalls - 1) % FAKE_CALLS] : NULL;
+}
+
+void fake_fleet_finish(struct kvp_fleet *fleet, struct fake_call *call, struct kvp_outcome outcome)
+{
+    kvb_assert(call->open);
+    call->open = false;
+    outcome.operation_id = call->id;
+    if (fleet->nviews > 0) {
+        outcome.view = &fleet->views[0];
+    }
+    call->done(call->arg, &outcome);
+}
+
+void fake_fleet_finish_all(struct kvp_fleet *fleet, struct kvp_outcome outcome)
+{
+    for (uint32_t i = 0; i < FAKE_CALLS; i++) {
+        if (fleet->calls[i].open) {
+            fake_fleet_finish(fleet, &fleet->calls[i], outcome);
+        }
+    }
+}
+
+const char *kvp_operation_label(enum kvp_operation operation)
+{
+    switch (operation) {
+#define X(name, label, slot)                                                                       \
+    case KVP_OP_##name:                                                                            \
+        return label;
+        KVP_OPERATIONS(X)
+#undef X
+    case KVP_OP_COUNT:
+        break;
+    }
+    KVB_UNREACHABLE("operation");
+}
+
+void kvp_fleet_request(struct kvp_fleet *fleet, const char *instance, const struct kvp_ask *ask,
+                       const char *request_id, kvp_outcome_fn done, void *arg,
+                       uint64_t *operation_id_p)
+{
+    struct fake_call *call = &fleet->calls[fleet->ncalls % FAKE_CALLS];
+
+    kvb_assert(!call->open);
+    fleet->ncalls++;
+    *call = (struct fake_call){
+        .open = true, .ask = *ask, .done = done, .arg = arg, .id = fleet->ncalls};
+    snprintf(call->instance, sizeof call->instance, "%s", instance != NULL ? instance : "");
+    snprintf(call->request_id, sizeof call->request_id, "%s", request_id);
+    if (operation_id_p != NULL) {
+        *operation_id_p = call->id;
+    }
+}
+
+bool kvp_fleet_view(struct kvp_fleet *fleet, const char *instance, struct kvp_view *view_p)
+{
+    if (instance == NULL && fleet->nviews != 1) {
+        return false;
+    }
+    for (uint32_t i = 0; i < fleet->nviews; i++) {
+        if (instance == NULL || strcmp(fleet->views[i].instance, instance) == 0) {
+            *view_p = fleet->views[i];
+            return true;
+        }
+    }
+    return false;
+}
+
+void kvp_fleet_each(struct kvp_fleet *fleet, void (*each)(void *arg, const struct kvp_view *view),
+                    void *arg)
+{
+    for (uint32_t i = 0; i < fleet->nviews; i++) {
+        each(arg, &fleet->views[i]);
+    }
+}
+
+uint32_t kvp_fleet_count(const struct kvp_fleet *fleet)
+{
+    return fleet->nviews;
+}
+
+void kvp_fleet_each_operation(struct kvp_fleet *fleet,
+                              void (*each)(void *arg, const struct kvp_operation_record *record),
+                              void *arg)
+{
+    for (uint32_t i = fleet->nrecords; i > 0; i--) {
+        each(arg, &fleet->records[i - 1]);
+    }
+}
+
+bool kvp_fleet_operation(struct kvp_fleet *fleet, uint64_t id,
+                         struct kvp_operation_record *record_p)
+{
+    for (uint32_t i = 0; i < fleet->nrecords; i++) {
+        if (fleet->records[i].id == id) {
+            *record_p = fleet->records[i];
+            return true;
+        }
+    }
+    return false;
+}
+
+void kvs_tenant_reset(struct kvs_coordinator *coordinator, const char *tenant,
+                      struct kvs_member *member, uint64_t deadline_ns,
+                      struct kvs_coord_request *request)
+{
+    kvb_assert(coordinator->reset == NULL && member == NULL);
+    coordinator->reset = request;
+    coordinator->reset_deadline_ns = deadline_ns;
+    snprintf(coordinator->reset_tenant, sizeof coordinator->reset_tenant, "%s", tenant);
+}
+
+void kvs_coordinator_each_name(struct kvs_coordinator *coordinator,
+                               void (*each)(void *arg, const struct kvs_space *space,
+                                            const char *name, struct kvb_lineage lineage,
+                                            uint32_t members),
+                               void *arg)
+{
+    for (uint32_t i = 0; i < coordinator->nnames; i++) {
+        const struct fake_name *name = &coordinator->names[i];
+        each(arg, &name->space, name->name, (struct kvb_lineage){{1, i + 1}}, name->members);
+    }
+}

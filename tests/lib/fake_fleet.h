@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_LIB_FAKE_FLEET_H
+#define TESTS_LIB_FAKE_FLEET_H
+
+#include "connector/instance.h"
+
+/*
+ * Stands in for server/connector and the coordinator where control is tested: remembers what was
+ * asked and ends it when and as the test says. Not for use beside the real ones: it defines the
+ * same functions.
+ */
+#define FAKE_INSTANCES 4
+#define FAKE_CALLS     256
+#define FAKE_RECORDS   4
+
+struct fake_call {
+    bool open;
+    struct kvp_ask ask; /* body is the caller's, so a test sees whether it is still there */
+    char instance[KVB_NAME_MAX]; /* "" = the only one */
+    char request_id[64];
+    kvp_outcome_fn done;
+    void *arg;
+    uint64_t id;
+};
+
+struct kvp_fleet {
+    struct kvp_view views[FAKE_INSTANCES];
+    uint32_t nviews;
+    struct fake_call calls[FAKE_CALLS]; /* in the order asked; the oldest are forgotten */
+    uint32_t ncalls;
+    struct kvp_operation_record records[FAKE_RECORDS];
+    uint32_t nrecords;
+};
+
+/* An attached, running instance of tenant `default` with tags kv_cache and weights resident. */
+struct kvp_view *fake_fleet_add(struct kvp_fleet *fleet, const char *name);
+struct fake_call *fake_fleet_last(struct kvp_fleet *fleet);
+/* Calls done with the outcome; view and operation id are filled in. */
+void fake_fleet_finish(struct kvp_fleet *fleet, struct fake_call *call, struct kvp_outcome outcome);
+/* Ends every open call that way. */
+void fake_fleet_finish_all(struct kvp_fleet *fleet, struct kvp_outcome outcome);
+
+struct fake_name {
+    struct kvs_space space;
+    const char *name;
+    uint32_t members;
+};
+struct kvs_coordinator {
+    struct fake_name names[4];
+    uint32_t nnames;
+    struct kvs_coord_request *reset; /* in progress */
+    char reset_tenant[KVB_NAME_MAX];
+    uint64_t reset_deadline_ns;
+};
+
+#endif
