@@ -37,7 +37,7 @@ struct kvs_core_config {
                                 is not used */
     uint64_t objects_max;    /* 0: as many as fit in the share. Full is the same as no space */
     uint32_t leases_max;     /* tickets, attempts and holds together; 0: 262,144 */
-    uint32_t retired_max;    /* retired lineages remembered; 0: 16,384 */
+    uint32_t retired_max;    /* retired lineages remembered; 0: 4,096 */
     uint64_t hold_bytes_max; /* bytes one instance may hold in this shard; 0: a quarter of it */
 };
 
@@ -138,15 +138,15 @@ struct kvs_core_put {
  * Space for a value that the session will write. Nobody sees it before commit. Several attempts at
  * one key may run; the first to commit wins. Makes room if it must: retired space first, then by
  * eviction, as little as the size needs. On failure nothing was reserved, and nothing evicted but
- * for AGAIN and NO_MEMORY:
+ * for AGAIN, LIMIT and NO_MEMORY:
  *   EXISTS     the key is committed already
  *   FENCED     the lineage is retired
  *   TOO_LARGE  longer than KVS_CORE_VALUE_MAX or than the share can ever hold
  *   QUOTA      the tenant's own evictable objects would not make enough room under its quota
  *   NO_SPACE   all that could be evicted would not make enough room
  *   AGAIN      room is being made, but not all in one call: call again, in a later turn. Every such
- *              call frees something; it ends
- *   LIMIT      leases_max, or KVS_CORE_PIECES_MAX pieces of this block
+ *              call gets further; it ends
+ *   LIMIT      leases_max, or KVS_CORE_PIECES_MAX pieces of this block (also at commit)
  *   BAD_STATE  the session is not open
  *   INVALID, NO_MEMORY
  */
@@ -162,7 +162,7 @@ KVB_MUST_USE kvb_status_t kvs_core_reserve(struct kvs_core *core, uint64_t now_n
  * the space is free again, except TIMEOUT, where it stays in quarantine.
  *   EXISTS     another attempt at the key was committed first; that one stays
  *   FENCED     the lineage was retired, or the tenant or shard cleared, after reserve
- *   TIMEOUT    the deadline had passed
+ *   TIMEOUT    the deadline had passed, or the session has ended
  *   NOT_FOUND  no such attempt of this session: stale, foreign, revoked, or done already
  */
 KVB_MUST_USE kvb_status_t kvs_core_commit(struct kvs_core *core, uint64_t now_ns,
