@@ -164,30 +164,28 @@ static void on_deadline(struct kvb_timer *timer)
     stop(flight, true, kvb_deadline_in_ms(flight->client->sched->clock, STOP_MS));
 }
 
-/* Sorts the items by node and makes a call of each group. */
-static void group(struct flight *flight, const uint32_t *place, const uint32_t *count)
+/* Makes a call for each node that has some of the items; the items of one lie together. */
+static void group(struct flight *flight, const uint32_t *place, uint32_t *count)
 {
     const struct kvs_client *client = flight->client;
-    const struct kvs_batch *batch = flight->batch;
     uint32_t at = 0;
     for (uint32_t node = 0; node < client->nmembers; node++) {
-        if (count[node] == 0) {
-            continue;
+        uint32_t n = count[node];
+        count[node] = at; /* from here on: where its next item goes */
+        if (n > 0) {
+            flight->calls[flight->ncalls++] = (struct flight_call){
+                .base = {.batch = flight->batch,
+                         .index = flight->index + at,
+                         .n = n,
+                         .done = on_call_done},
+                .flight = flight,
+                .node = client->members[node].node,
+            };
         }
-        struct flight_call *call = &flight->calls[flight->ncalls++];
-        *call = (struct flight_call){
-            .base = {.batch = flight->batch,
-                     .index = flight->index + at,
-                     .n = count[node],
-                     .done = on_call_done},
-            .flight = flight,
-            .node = client->members[node].node,
-        };
-        for (uint32_t i = 0; i < batch->nitems; i++) {
-            if (place[i] == node) {
-                flight->index[at++] = i;
-            }
-        }
+        at += n;
+    }
+    for (uint32_t i = 0; i < flight->batch->nitems; i++) {
+        flight->index[count[place[i]]++] = i;
     }
 }
 

@@ -71,7 +71,6 @@ struct kvs_batch {
     struct {
         struct kvs_client *client;
         struct kvb_list link;
-        uint32_t left;
         void *state;
     } impl;
 };
@@ -79,12 +78,13 @@ struct kvs_batch {
 KVB_MUST_USE kvb_status_t kvs_client_create(struct kvb_sched *sched, struct kvs_client **client_p);
 void kvs_client_destroy(struct kvs_client *client); /* no batch in flight */
 
-/* A node under a name; borrowed. weight: its capacity, for placement. */
+/* A node under a name; borrowed. weight: its capacity, for placement. EXISTS (the name), LIMIT,
+ * NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_client_add_node(struct kvs_client *client, const char *name,
                                               struct kvs_node *node, uint64_t weight);
 
-/* Taken only on OK. AGAIN: too much in flight, the completion of any batch makes room. INVALID.
- * NO_MEMORY. */
+/* Taken only on OK. AGAIN: too much in flight, the completion of any batch makes room. INVALID: no
+ * items, or no tenant. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batch);
 
 /* Items not begun complete CANCELED, running transfers are stopped by the deadline; done still
