@@ -1,0 +1,816 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "connector/instance_impl.h"
+
+#include "base/assert.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * The life of an operation: asked → (waiting) → running: plan, steps, perhaps undo → answered.
+ *
+ * Every caller is answered exactly once, by answer(): at the end of its operation, or when the
+ * operation it waits for its turn with gives up. An operation ends only when each call it made has
+ * been answered, and each of those has a deadline of its own, so an operation ends. The slot is
+ * free when instance.running is NULL; whoever frees it pumps, and pump() starts the next: first
+ * the daemon's own reconcile, which the others build on, then the queue.
+ */
+
+static void advance(struct kvp_op *op);
+static void on_turn_over(struct kvb_timer *timer);
+static void on_retry(struct kvb_timer *timer);
+static void on_moved(struct kvb_event *event);
+
+void kvp_op_say(struct kvp_op *op, const char *format, ...)
+{
+    if (op->message[0] != '\0') {
+        return;
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(op->message, sizeof op->message, format, args);
+    va_end(args);
+}
+
+const struct kvp_plan *kvp_op_plan(const struct kvp_op *op)
+{
+    return op->undoing ? &op->undo : &op->plan;
+}
+
+/* ---- made and freed ---- */
+
+static void set_timer(struct kvp_op *op, void (*fn)(struct kvb_timer *), uint64_t deadline_ns)
+{
+    op->timer.fn = fn;
+    kvb_sched_timer_set(op->fleet->config.sched, &op->timer, deadline_ns);
+}
+
+static struct kvp_op *op_create(struct kvp_fleet *fleet, struct kvp_instance *instance,
+                                const struct kvp_ask *ask)
+{
+    struct kvp_op *op = calloc(1, sizeof *op);
+    if (op == NULL) {
+        return NULL;
+    }
+    op->ask = *ask;
+    op->ask.body = NULL;
+    if (ask->body_len > 0) {
+        op->body = malloc(ask->body_len);
+        if (op->body == NULL) {
+            free(op);
+            return NULL;
+        }
+        memcpy(op->body, ask->body, ask->body_len);
+        op->ask.body = op->body;
+    }
+    op->fleet = fleet;
+    op->instance = instance;
+    kvb_list_init(&op->link);
+    kvb_list_init(&op->callers);
+    kvb_timer_init(&op->timer, on_turn_over);
+    kvb_event_init(&op->event, on_moved);
+    op->record.id = ++fleet->last_op_id;
+    op->record.operation = ask->operation;
+    op->record.started_ns = kvb_now_ns(fleet->config.sched->clock);
+    if (instance != NULL) {
+        memcpy(op->record.instance, instance->name, sizeof op->record.instance);
+    }
+    return op;
+}
+
+static void op_free(struct kvp_op *op)
+{
+    kvb_assert(kvb_list_empty(&op->callers) && op->left == 0);
+    kvb_list_remove(&op->link);
+    kvb_sched_timer_clear(op->fleet->config.sched, &op->timer);
+    kvb_sched_unpost(&op->event);
+    free(op->relay_body);
+    free(op->body);
+    free(op);
+}
+
+/* ---- answering ---- */
+
+static void answer(struct kvp_op *op)
+{
+    struct kvp_view view;
+    struct kvp_outcome outcome = {
+        .status = op->status,
+        .message = op->message,
+        .operation_id = op->record.id,
+        .nothing_to_do = op->nothing_to_do,
+        .local_done = op->local_done,
+        .blocks_held = op->blocks_held,
+        .external = op->external,
+        .ntags_woken = op->status == KVB_OK ? op->plan.ntags_woken : 0,
+        .ntags_ignored = op->plan.ntags_ignored,
+        .relay_body = op->relay_body,
+        .relay_len = op->relay_len,
+    };
+    memcpy(outcome.tags_woken, op->plan.tags_woken, sizeof outcome.tags_woken);
+    memcpy(outcome.tags_ignored, op->plan.tags_ignored, sizeof outcome.tags_ignored);
+    if (op->instance != NULL) {
+        kvp_instance_fill_view(op->instance, &view);
+        outcome.view = &view;
+    }
+    op->record.finished = true;
+    op->record.status = op->status;
+    op->record.finished_ns = kvb_now_ns(op->fleet->config.sched->clock);
+    snprintf(op->record.message, sizeof op->record.message, "%.255s", op->message);
+    if (!op->internal) {
+        kvp_fleet_record(op->fleet, &op->record);
+    }
+    for (struct kvb_list *link; (link = kvb_list_pop(&op->callers)) != NULL;) {
+        struct kvp_caller *caller = kvb_container_of(link, struct kvp_caller, link);
+        if (caller->done != NULL) {
+            caller->done(caller->arg, &outcome);
+        }
+        free(caller);
+    }
+}
+
+/* Never ran: its turn did not come, or it was refused. */
+static void reject(struct kvp_op *op, kvb_status_t status, const char *message)
+{
+    op->status = status;
+    kvp_op_say(op, "%s", message);
+    answer(op);
+    op_free(op);
+}
+
+static void on_rejected(struct kvb_event *event)
+{
+    struct kvp_op *op = kvb_container_of(event, struct kvp_op, event);
+    answer(op);
+    op_free(op);
+}
+
+static void reject_later(struct kvp_op *op, kvb_status_t status)
+{
+    op->status = status;
+    kvb_list_push_back(&op->fleet->rejected, &op->link);
+    kvb_event_init(&op->event, on_rejected);
+    kvb_sched_post(op->fleet->config.sched, &op->event);
+}
+
+static void unqueue(struct kvp_op *op)
+{
+    kvb_list_remove(&op->link);
+    op->instance->nwaiting--;
+}
+
+static void on_turn_over(struct kvb_timer *timer)
+{
+    struct kvp_op *op = kvb_container_of(timer, struct kvp_op, timer);
+    struct kvp_instance *instance = op->instance;
+    char text[256];
+    if (instance->running != NULL) {
+        snprintf(text, sizeof text,
+                 "%s is running (step %s) and did not end in time: try again later, or POST "
+                 "/resume to cancel a drain",
+                 kvp_operation_label(instance->running->ask.operation),
+                 instance->running->record.step);
+    } else {
+        snprintf(
+            text, sizeof text,
+            "a rank of the engine does not answer; the daemon goes on asking: try again later");
+    }
+    unqueue(op);
+    reject(op, KVB_ERR_BUSY, text);
+    kvp_instance_changed(instance);
+}
+
+/* ---- asking ---- */
+
+static struct kvp_instance *find(struct kvp_fleet *fleet, const char *name)
+{
+    kvb_list_each(&fleet->instances, link)
+    {
+        struct kvp_instance *instance = kvb_container_of(link, struct kvp_instance, link);
+        if (name == NULL || strcmp(instance->name, name) == 0) {
+            return instance;
+        }
+    }
+    return NULL;
+}
+
+static bool add_caller(struct kvp_op *op, kvp_outcome_fn done, void *arg)
+{
+    struct kvp_caller *caller = malloc(sizeof *caller);
+    if (caller == NULL) {
+        return false;
+    }
+    caller->done = done;
+    caller->arg = arg;
+    kvb_list_push_back(&op->callers, &caller->link);
+    return true;
+}
+
+static struct kvp_op *last_waiting(const struct kvp_instance *instance)
+{
+    return kvb_list_empty(&instance->waiting)
+               ? NULL
+               : kvb_container_of(instance->waiting.prev, struct kvp_op, link);
+}
+
+/* Has anything begun that a later identical request must not take for its own? */
+static bool joinable(const struct kvp_op *op)
+{
+    bool reset = op->ask.operation == KVP_OP_RESET || op->ask.operation == KVP_OP_TENANT_RESET;
+    return !op->internal && !op->undoing && !op->cancel && !(reset && op->leaving_begun);
+}
+
+static bool cancelable(const struct kvp_op *op)
+{
+    bool drains = op->ask.operation == KVP_OP_PAUSE || op->ask.operation == KVP_OP_SLEEP ||
+                  op->ask.operation == KVP_OP_RELEASE_KV;
+    return drains && !op->internal && !op->undoing && !op->no_return;
+}
+
+static void on_engine_resumed(void *arg, kvb_status_t status, const union kvp_rank_reply *reply)
+{
+    /* The pause it ends answers CANCELED; that is what the operation goes by. */
+    (void)arg;
+    (void)status;
+    (void)reply;
+}
+
+static void cancel(struct kvp_op *op)
+{
+    struct kvp_instance *instance = op->instance;
+    if (op->cancel) {
+        return;
+    }
+    op->cancel = true;
+    if (!op->in_step) {
+        return;
+    }
+    enum kvp_step step = (enum kvp_step)op->plan.steps[op->pos];
+    for (uint32_t i = 0; i < instance->nsessions; i++) {
+        struct kvp_rank *rank = instance->sessions[i].rank;
+        if (step == KVP_STEP_DRAIN && (rank->roles & KVB_ROLE_WORKER) != 0) {
+            rank->ops->drain_stop(rank->impl);
+        } else if (step == KVP_STEP_STOP && (rank->roles & KVB_ROLE_SCHEDULER) != 0) {
+            struct kvb_link_resume msg = {.operation = op->record.id};
+            rank->ops->call(rank->impl, KVB_LINK_RESUME, &msg,
+                            kvp_instance_bound(instance, KVB_LINK_RESUME), on_engine_resumed, NULL);
+        }
+    }
+}
+
+static void refuse_to(struct kvp_fleet *fleet, const struct kvp_ask *ask, const char *request_id,
+                      kvp_outcome_fn done, void *arg, kvb_status_t status, const char *message,
+                      struct kvp_instance *instance, uint64_t *id_p)
+{
+    struct kvp_ask bare = {.operation = ask->operation};
+    struct kvp_op *op = op_create(fleet, instance, &bare);
+    if (op == NULL || !add_caller(op, done, arg)) {
+        free(op);
+        /* Without memory for the answer itself: inside the call, rather than never. */
+        struct kvp_outcome outcome = {.status = KVB_ERR_NO_MEMORY, .message = "out of memory"};
+        done(arg, &outcome);
+        return;
+    }
+    snprintf(op->record.request_id, sizeof op->record.request_id, "%s", request_id);
+    kvp_op_say(op, "%s", message);
+    *id_p = op->record.id;
+    reject_later(op, status);
+}
+
+static struct kvp_instance *choose(struct kvp_fleet *fleet, const char *name,
+                                   char text[KVP_MESSAGE_MAX], kvb_status_t *status_p)
+{
+    struct kvp_instance *instance = find(fleet, name);
+    if (instance == NULL) {
+        *status_p = name == NULL ? KVB_ERR_BAD_STATE : KVB_ERR_NOT_FOUND;
+        snprintf(text, KVP_MESSAGE_MAX,
+                 name == NULL ? "no engine has attached yet: start one with this daemon's socket"
+                              : "no instance of the name %s has attached",
+                 name);
+        return NULL;
+    }
+    if (name == NULL && kvp_fleet_count(fleet) > 1) {
+        *status_p = KVB_ERR_INVALID;
+        int used = snprintf(text, KVP_MESSAGE_MAX, "several instances: say ?instance= one of");
+        kvb_list_each(&fleet->instances, link)
+        {
+            struct kvp_instance *each = kvb_container_of(link, struct kvp_instance, link);
+            if (used > 0 && used < KVP_MESSAGE_MAX) {
+                used += snprintf(text + used, (size_t)(KVP_MESSAGE_MAX - used), " %s", each->name);
+            }
+        }
+        return NULL;
+    }
+    if (!instance->attached) {
+        *status_p = KVB_ERR_BAD_STATE;
+        snprintf(text, KVP_MESSAGE_MAX, "%s is not attached (%u of %u ranks)%s%s: try again later",
+                 instance->name, instance->nsessions, instance->world_size,
+                 instance->message[0] != '\0' ? ": " : "", instance->message);
+    }
+    return instance;
+}
+
+/* Joins, queues or starts it. The status that refuses it, with text. */
+static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *ask,
+                          const char *request_id, kvp_outcome_fn done, void *arg, uint64_t *id_p,
+                          const char **text_p)
+{
+    struct kvp_fleet *fleet = instance->fleet;
+    struct kvp_op *last = last_waiting(instance);
+    struct kvp_op *running = instance->running;
+    struct kvp_slot slot = {
+        .running = running != NULL ? &running->ask : NULL,
+        .joinable = running != NULL && joinable(running),
+        .cancelable = running != NULL && cancelable(running),
+        .last = last != NULL ? &last->ask : NULL,
+        .waiting = instance->nwaiting,
+    };
+    enum kvp_admit way = kvp_fsm_admit(&slot, ask);
+    *text_p = "out of memory: try again later";
+    if (way == KVP_ADMIT_JOIN || way == KVP_ADMIT_JOIN_LAST) {
+        struct kvp_op *shared = way == KVP_ADMIT_JOIN ? running : last;
+        *id_p = shared->record.id;
+        return add_caller(shared, done, arg) ? KVB_OK : KVB_ERR_NO_MEMORY;
+    }
+    if (way == KVP_ADMIT_FULL ||
+        (way == KVP_ADMIT_BESIDE && instance->nbeside >= KVP_WAITING_MAX)) {
+        *text_p = "too many operations are waiting: try again later";
+        return KVB_ERR_BUSY;
+    }
+    struct kvp_op *op = op_create(fleet, instance, ask);
+    if (op == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    if (!add_caller(op, done, arg)) {
+        op_free(op);
+        return KVB_ERR_NO_MEMORY;
+    }
+    *id_p = op->record.id;
+    snprintf(op->record.request_id, sizeof op->record.request_id, "%s", request_id);
+    if (way == KVP_ADMIT_BESIDE) {
+        kvb_list_push_back(&instance->beside, &op->link);
+        instance->nbeside++;
+        kvp_plan_make(ask, &(struct kvp_situation){.fsm = &instance->fsm}, &op->plan);
+        advance(op);
+        return KVB_OK;
+    }
+    kvb_list_push_back(&instance->waiting, &op->link);
+    instance->nwaiting++;
+    op->record.deadline_ns = kvp_instance_in_ms(instance, fleet->config.bounds.slot_wait_ms);
+    set_timer(op, on_turn_over, op->record.deadline_ns);
+    if (way == KVP_ADMIT_CANCEL) {
+        cancel(running);
+    }
+    kvb_sched_post(fleet->config.sched, &instance->pump);
+    return KVB_OK;
+}
+
+void kvp_fleet_request(struct kvp_fleet *fleet, const char *name, const struct kvp_ask *ask,
+                       const char *request_id, kvp_outcome_fn done, void *arg,
+                       uint64_t *operation_id_p)
+{
+    char words[KVP_MESSAGE_MAX] = "";
+    const char *text = words;
+    kvb_status_t status = KVB_OK;
+    uint64_t id = 0;
+    request_id = request_id != NULL ? request_id : "";
+    struct kvp_instance *instance = choose(fleet, name, words, &status);
+    if (status == KVB_OK) {
+        status = admit(instance, ask, request_id, done, arg, &id, &text);
+    }
+    if (status != KVB_OK) {
+        refuse_to(fleet, ask, request_id, done, arg, status, text, instance, &id);
+    }
+    if (operation_id_p != NULL) {
+        *operation_id_p = id;
+    }
+}
+
+static void forget_in(struct kvp_op *op, const void *arg)
+{
+    kvb_list_each(&op->callers, link)
+    {
+        struct kvp_caller *caller = kvb_container_of(link, struct kvp_caller, link);
+        if (caller->arg == arg) {
+            caller->done = NULL;
+        }
+    }
+}
+
+static void forget_list(struct kvb_list *ops, const void *arg)
+{
+    kvb_list_each(ops, link)
+    {
+        forget_in(kvb_container_of(link, struct kvp_op, link), arg);
+    }
+}
+
+void kvp_fleet_forget(struct kvp_fleet *fleet, void *arg)
+{
+    forget_list(&fleet->rejected, arg);
+    kvb_list_each(&fleet->instances, link)
+    {
+        struct kvp_instance *instance = kvb_container_of(link, struct kvp_instance, link);
+        forget_list(&instance->waiting, arg);
+        forget_list(&instance->beside, arg);
+        if (instance->running != NULL) {
+            forget_in(instance->running, arg);
+        }
+    }
+}
+
+/* ---- running ---- */
+
+static void finish(struct kvp_op *op)
+{
+    struct kvp_instance *instance = op->instance;
+    struct kvp_fsm *fsm = &instance->fsm;
+    if (op->ask.operation == KVP_OP_RELAY && !op->internal) {
+        kvb_list_remove(&op->link);
+        instance->nbeside--;
+        answer(op);
+        op_free(op);
+        return;
+    }
+    if (instance->attached) {
+        kvp_instance_refresh_tags(instance, op->undoing ? &op->undo : &op->plan);
+    }
+    if (op->status == KVB_OK) {
+        fsm->stopped_by |= op->plan.stop;
+        fsm->stopped_by &= ~op->plan.lift;
+        if (op->plan.nrelease > 0 || op->plan.nrestore > 0 || op->internal) {
+            fsm->stopped_by &= ~(unsigned)KVP_STOPPED_BY_DEGRADED;
+            instance->message[0] = '\0';
+        }
+        if (op->plan.opt_out) {
+            kvp_lineage_opt_out(&instance->lineage);
+        }
+        for (uint32_t i = 0; i < fsm->ntags; i++) {
+            if (fsm->tags[i].residency != KVB_UNKNOWN) {
+                instance->want[i] = fsm->tags[i].residency;
+            }
+        }
+    } else if (op->status != KVB_ERR_BAD_STATE && !op->internal) {
+        char state[KVP_MESSAGE_MAX / 2];
+        kvp_instance_state_text(instance, state, sizeof state);
+        size_t used = strlen(op->message);
+        snprintf(op->message + used, sizeof op->message - used, "; the instance is now %s", state);
+    }
+    if (fsm->bracket == KVP_BRACKET_UNKNOWN) {
+        kvp_instance_schedule_reconcile(instance); /* asks whether it has ended */
+    }
+    KVP_LINEAGE(instance, stopped, fsm->scheduler != KVP_SCHEDULER_RUNNING);
+    KVP_LINEAGE(instance, disown);
+    instance->running = NULL;
+    if (!op->internal) {
+        KVB_LOG(INFO, "operation ended", KVB_STR("req", op->record.request_id),
+                KVB_STR("instance", instance->name),
+                KVB_STR("operation", kvp_operation_label(op->ask.operation)),
+                KVB_STATUS(op->status),
+                KVB_STR("message", op->message[0] != '\0' ? op->message : NULL));
+        kvp_instance_event(instance, kvp_operation_label(op->ask.operation),
+                           kvb_status_label(op->status));
+    }
+    kvp_instance_changed(instance);
+    answer(op);
+    op_free(op);
+    kvb_sched_post(instance->fleet->config.sched, &instance->pump);
+}
+
+static void go_degraded(struct kvp_op *op)
+{
+    struct kvp_instance *instance = op->instance;
+    instance->fsm.stopped_by |= KVP_STOPPED_BY_DEGRADED;
+    snprintf(instance->message, sizeof instance->message, "%.200s", op->message);
+    KVB_LOG(ERROR, "instance degraded: memory is partly discarded",
+            KVB_STR("instance", instance->name), KVB_STR("message", op->message));
+    kvp_instance_event(instance, "degraded", op->message);
+    size_t used = strlen(op->message);
+    snprintf(op->message + used, sizeof op->message - used,
+             "; degraded, not serving: repeat this call to go on, or POST /wake_up");
+    finish(op);
+}
+
+/* A step without return failed: only forward, a bounded number of times. */
+static void forward(struct kvp_op *op)
+{
+    const struct kvp_bounds *bounds = &op->fleet->config.bounds;
+    if (op->tries >= bounds->forward_tries || op->step_status == KVB_ERR_DISCONNECTED) {
+        op->status = op->step_status;
+        go_degraded(op);
+        return;
+    }
+    op->tries++;
+    op->plan.nsteps = 0;
+    op->plan.steps[op->plan.nsteps++] = KVP_STEP_STATE;
+    op->plan.steps[op->plan.nsteps++] = KVP_STEP_DISCARD;
+    op->pos = 0;
+    set_timer(op, on_retry, kvp_instance_in_ms(op->instance, bounds->forward_retry_ms));
+}
+
+static void on_retry(struct kvb_timer *timer)
+{
+    advance(kvb_container_of(timer, struct kvp_op, timer));
+}
+
+static void begin_undo(struct kvp_op *op)
+{
+    struct kvp_instance *instance = op->instance;
+    if (op->status == KVB_ERR_DISCONNECTED || !instance->attached) {
+        finish(op); /* attaching again reconciles */
+        return;
+    }
+    uint32_t done = op->pos < op->plan.nsteps ? op->pos + 1 : op->plan.nsteps;
+    if (kvp_instance_any_unknown(instance)) {
+        if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL) {
+            kvp_instance_bracket(instance, KVP_BEV_CALL_LOST);
+        }
+        kvp_plan_reconcile(&op->undo); /* what is so must be asked first */
+    } else {
+        kvp_plan_undo(&op->plan, done, &op->before, &op->undo);
+    }
+    op->undoing = true;
+    op->pos = 0;
+    advance(op);
+}
+
+static void step_failed(struct kvp_op *op)
+{
+    const struct kvp_plan *plan = kvp_op_plan(op);
+    const struct kvp_step_info *info = kvp_step_info((enum kvp_step)plan->steps[op->pos]);
+    if (op->no_return) {
+        kvp_op_say(op, "%s failed: %s", info->label, kvb_status_text(op->step_status));
+        forward(op);
+        return;
+    }
+    if (op->undoing || op->internal) {
+        /* Undoing what cannot be undone now: the daemon goes on by itself. */
+        KVB_LOG(WARN, "undo failed", KVB_STR("instance", op->instance->name),
+                KVB_STR("step", info->label), KVB_STATUS(op->step_status));
+        if (op->internal) {
+            op->status = op->step_status;
+        }
+        kvp_instance_schedule_reconcile(op->instance);
+        finish(op);
+        return;
+    }
+    op->status = op->cancel ? KVB_ERR_CANCELED : op->step_status;
+    if (op->ask.operation == KVP_OP_RELAY) {
+        kvp_op_say(op, "%s", kvb_status_text(op->step_status));
+        finish(op);
+        return;
+    }
+    if (op->cancel) {
+        kvp_op_say(op, "canceled by /resume");
+    }
+    kvp_op_say(op, "%s failed: %s", info->label, kvb_status_text(op->step_status));
+    begin_undo(op);
+}
+
+static void note_soft(struct kvp_op *op)
+{
+    const struct kvp_plan *plan = kvp_op_plan(op);
+    enum kvp_step step = (enum kvp_step)plan->steps[op->pos];
+    if (step == KVP_STEP_RELAY_SOFT) {
+        if (op->step_status == KVB_ERR_TIMEOUT || op->step_status == KVB_ERR_DISCONNECTED) {
+            op->status = op->step_status;
+            kvp_op_say(op, "the engine did not answer");
+        }
+        return;
+    }
+    if (step == KVP_STEP_RETIRE || step == KVP_STEP_TENANT) {
+        op->external = KVP_EXTERNAL_FAILED;
+    }
+    if (op->status == KVB_OK) {
+        op->status = op->step_status;
+    }
+    kvp_op_say(op, "%s: %s", kvp_step_info(step)->label, kvb_status_text(op->step_status));
+}
+
+/* Runs steps until one has to be waited for, or the plan is done. */
+static void advance(struct kvp_op *op)
+{
+    kvb_log_request(op->record.request_id[0] != '\0' ? op->record.request_id : NULL);
+    for (;;) {
+        const struct kvp_plan *plan = kvp_op_plan(op);
+        if (!op->instance->attached) {
+            op->status = KVB_ERR_DISCONNECTED;
+            kvp_op_say(op, "the engine went away");
+            finish(op);
+            break;
+        }
+        if (op->cancel && !op->undoing && !op->no_return && op->pos < plan->nsteps) {
+            op->step_status = KVB_ERR_CANCELED;
+            if (op->pos > 0) {
+                op->pos--; /* the last one done: what undo begins with */
+            }
+            step_failed(op);
+            break;
+        }
+        if (op->pos == plan->nsteps) {
+            finish(op);
+            break;
+        }
+        enum kvp_step step = (enum kvp_step)plan->steps[op->pos];
+        const struct kvp_step_info *info = kvp_step_info(step);
+        snprintf(op->record.step, sizeof op->record.step, "%s", info->label);
+        op->no_return = op->no_return || (info->no_return && !op->undoing && !op->internal);
+        op->in_step = true;
+        op->step_status = KVB_OK;
+        if (kvp_step_begin(op, step)) {
+            kvp_instance_changed(op->instance);
+            break;
+        }
+        op->in_step = false;
+        if (op->step_status != KVB_OK && !info->soft) {
+            step_failed(op);
+            break;
+        }
+        if (op->step_status != KVB_OK) {
+            note_soft(op);
+        }
+        op->pos++;
+    }
+    kvb_log_request(NULL);
+}
+
+void kvp_op_step_done(struct kvp_op *op, kvb_status_t status)
+{
+    kvb_assert(op->in_step);
+    const struct kvp_plan *plan = kvp_op_plan(op);
+    const struct kvp_step_info *info = kvp_step_info((enum kvp_step)plan->steps[op->pos]);
+    kvb_sched_timer_clear(op->fleet->config.sched, &op->timer);
+    op->in_step = false;
+    op->wait = KVP_WAIT_NOTHING;
+    op->step_status = status;
+    if (status != KVB_OK && !info->soft) {
+        kvb_log_request(op->record.request_id[0] != '\0' ? op->record.request_id : NULL);
+        step_failed(op);
+        kvb_log_request(NULL);
+        return;
+    }
+    if (status != KVB_OK) {
+        note_soft(op);
+    }
+    op->pos++;
+    advance(op);
+}
+
+/* Is what the step waits for so? */
+static void on_moved(struct kvb_event *event)
+{
+    struct kvp_op *op = kvb_container_of(event, struct kvp_op, event);
+    struct kvp_instance *instance = op->instance;
+    const struct kvp_lineage *l = &instance->lineage;
+    if (!op->in_step || op->wait == KVP_WAIT_NOTHING) {
+        return;
+    }
+    if (!instance->attached) {
+        kvp_op_step_done(op, KVB_ERR_DISCONNECTED);
+        return;
+    }
+    bool acked = l->ack != KVP_ACK_LEFT;
+    bool failed = instance->ack_status != KVB_OK && instance->ack_status != KVB_IN_PROGRESS;
+    if (op->wait == KVP_WAIT_RETIRED) {
+        if (l->retire_ask == 0) {
+            kvp_op_step_done(op, l->nretired > 0 ? KVB_ERR_UNAVAILABLE : instance->retire_status);
+        }
+    } else if (!acked && failed) {
+        kvp_op_say(op, "the engine did not acknowledge that it left its lineage");
+        kvp_op_step_done(op, instance->ack_status);
+    } else if (acked && (op->wait == KVP_WAIT_ACK || kvp_lineage_settled(l))) {
+        kvp_op_step_done(op, KVB_OK);
+    }
+}
+
+void kvp_op_lineage_moved(struct kvp_instance *instance)
+{
+    struct kvp_op *op = instance->running;
+    if (op != NULL && op->in_step && op->wait != KVP_WAIT_NOTHING) {
+        /* In a turn of its own: this may be inside of what the step itself began. */
+        kvb_sched_post(op->fleet->config.sched, &op->event);
+    }
+}
+
+/* Only NAME waits with a bound of its own: a name that does not come is no failure. */
+static void on_wait_over(struct kvb_timer *timer)
+{
+    struct kvp_op *op = kvb_container_of(timer, struct kvp_op, timer);
+    bool acked = op->instance->lineage.ack != KVP_ACK_LEFT;
+    kvp_op_step_done(op, acked ? KVB_OK : KVB_ERR_TIMEOUT);
+}
+
+bool kvp_op_wait_for(struct kvp_op *op, enum kvp_op_wait wait, uint64_t deadline_ns)
+{
+    op->wait = wait;
+    set_timer(op, on_wait_over, deadline_ns);
+    kvp_op_lineage_moved(op->instance);
+    return true;
+}
+
+/* ---- the slot ---- */
+
+static void start(struct kvp_op *op)
+{
+    struct kvp_instance *instance = op->instance;
+    instance->running = op;
+    kvb_sched_timer_clear(op->fleet->config.sched, &op->timer);
+    op->before = instance->fsm;
+    op->drain_deadline_ns = kvp_instance_in_ms(instance, op->fleet->config.bounds.drain_ms);
+    op->record.deadline_ns = op->drain_deadline_ns;
+    if (op->internal) {
+        kvp_plan_reconcile(&op->plan);
+    } else {
+        const struct kvb_load *load = &instance->load;
+        struct kvp_situation now = {
+            .fsm = &instance->fsm,
+            .opted_out = instance->lineage.opted_out,
+            .idle = load->running == 0 && load->waiting == 0 && load->loading == 0,
+            .store = instance->member != NULL,
+            .counts_steps = op->fleet->unversioned == KVP_UNVERSIONED_RESET,
+        };
+        kvp_plan_make(&op->ask, &now, &op->plan);
+        KVB_LOG(INFO, "operation started", KVB_STR("req", op->record.request_id),
+                KVB_STR("instance", instance->name),
+                KVB_STR("operation", kvp_operation_label(op->ask.operation)));
+    }
+    if (op->plan.refused != KVB_OK) {
+        op->status = op->plan.refused;
+        op->plan.nsteps = 0;
+    }
+    op->nothing_to_do = op->plan.nothing_to_do;
+    if (op->plan.reason != NULL) {
+        kvp_op_say(op, "%s", op->plan.reason);
+    }
+    advance(op);
+}
+
+void kvp_op_pump(struct kvp_instance *instance)
+{
+    if (instance->running != NULL || !instance->attached) {
+        return;
+    }
+    if (instance->reconcile && !kvb_timer_armed(&instance->reconcile_timer)) {
+        struct kvp_ask none = {.operation = KVP_OP_RELAY};
+        struct kvp_op *op = op_create(instance->fleet, instance, &none);
+        if (op == NULL) {
+            kvp_instance_schedule_reconcile(instance);
+            return;
+        }
+        op->internal = true;
+        instance->reconcile = false;
+        start(op);
+        return;
+    }
+    if (kvp_instance_any_unknown(instance)) {
+        return; /* the queue builds on what reconcile finds */
+    }
+    struct kvb_list *link = kvb_list_first(&instance->waiting);
+    if (link != NULL) {
+        struct kvp_op *op = kvb_container_of(link, struct kvp_op, link);
+        unqueue(op);
+        start(op);
+    }
+}
+
+void kvp_op_fail_waiting(struct kvp_instance *instance, kvb_status_t status, const char *message)
+{
+    for (struct kvb_list *link; (link = kvb_list_first(&instance->waiting)) != NULL;) {
+        struct kvp_op *op = kvb_container_of(link, struct kvp_op, link);
+        unqueue(op);
+        reject(op, status, message);
+    }
+}
+
+static void destroy_op(struct kvp_op *op)
+{
+    op->left = 0;
+    op->status = KVB_ERR_CANCELED;
+    kvp_op_say(op, "the daemon is shutting down");
+    answer(op);
+    op_free(op);
+}
+
+void kvp_op_destroy_all(struct kvp_instance *instance)
+{
+    kvp_op_fail_waiting(instance, KVB_ERR_CANCELED, "the daemon is shutting down");
+    for (struct kvb_list *link; (link = kvb_list_pop(&instance->beside)) != NULL;) {
+        destroy_op(kvb_container_of(link, struct kvp_op, link));
+    }
+    if (instance->running != NULL) {
+        struct kvp_op *op = instance->running;
+        instance->running = NULL;
+        destroy_op(op);
+    }
+}
+
+void kvp_op_destroy_rejected(struct kvp_fleet *fleet)
+{
+    for (struct kvb_list *link; (link = kvb_list_pop(&fleet->rejected)) != NULL;) {
+        struct kvp_op *op = kvb_container_of(link, struct kvp_op, link);
+        answer(op);
+        op_free(op);
+    }
+}
