@@ -201,6 +201,15 @@ static bool overtaken(struct kve_request *request)
     return false;
 }
 
+/* A cached block of another stay, told by its token. */
+static bool foreign(const struct kve_request *request, uint32_t block)
+{
+    const struct kve_engine *engine = request->engine;
+
+    return engine->options.tracks_lineage &&
+           !same_token(engine->block_tokens[block], request->token);
+}
+
 /* The longest prefix that the local cache has, under this request's token. */
 static uint32_t find_local(struct kve_request *request)
 {
@@ -215,9 +224,7 @@ static uint32_t find_local(struct kve_request *request)
         if (block == KVE_NO_BLOCK) {
             break;
         }
-        if (engine->options.tracks_lineage &&
-            !same_token(engine->block_tokens[block], request->token)) {
-            kve_pool_forget(engine->pool, block);
+        if (foreign(request, block)) {
             kve_pool_release(engine->pool, block);
             break;
         }
@@ -437,6 +444,22 @@ static bool complete(const struct kve_request *request)
     return true;
 }
 
+static void leave_to_cache(struct kve_request *request, uint32_t i)
+{
+    struct kve_engine *engine = request->engine;
+    uint32_t block = request->slots[i].block;
+    uint32_t there = kve_pool_find(engine->pool, key_of(request, i));
+
+    if (there != KVE_NO_BLOCK) {
+        if (foreign(request, there)) {
+            kve_pool_forget(engine->pool, there);
+        }
+        kve_pool_release(engine->pool, there);
+    }
+    engine->block_tokens[block] = request->token;
+    kve_pool_insert(engine->pool, key_of(request, i), block);
+}
+
 /* The last step reads all of the prompt's blocks, as attention does. */
 static void finish(struct kve_request *request)
 {
@@ -446,9 +469,7 @@ static void finish(struct kve_request *request)
     for (uint32_t i = 0; i < request->trace->nblocks; i++) {
         (void)judge(request, i, "its own blocks");
         if (current && !engine->cache_closed) {
-            uint32_t block = request->slots[i].block;
-            kve_pool_insert(engine->pool, key_of(request, i), block);
-            engine->block_tokens[block] = request->token;
+            leave_to_cache(request, i);
         }
     }
     COUNT(request, requests, 1);
