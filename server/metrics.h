@@ -61,10 +61,14 @@
     X(STORE_RESERVED, GAUGE, "kvplane_store_reserved_bytes", "Bytes of puts not yet committed.")   \
     X(STORE_QUARANTINED, GAUGE, "kvplane_store_quarantined_bytes",                                 \
       "Bytes not reused yet, because somebody may still write or read them.")                      \
+    X(STORE_RETIRED, GAUGE, "kvplane_store_retired_bytes",                                         \
+      "Bytes of retired lineages not reclaimed yet; new puts use them first.")                     \
     X(STORE_OBJECTS, GAUGE, "kvplane_store_objects", "Objects stored.")                            \
     X(STORE_EVICTED, COUNTER, "kvplane_store_evicted_total", "Objects evicted for space.")         \
     X(STORE_RECLAIMED, COUNTER, "kvplane_store_reclaimed_total",                                   \
       "Objects of retired lineages reclaimed.")                                                    \
+    X(STORE_EVENTS, COUNTER, "kvplane_store_events_total", "What the store did, by kind.",         \
+      "event")                                                                                     \
     X(TENANT_USED, GAUGE, "kvplane_tenant_used_bytes", "Bytes in use by a tenant.", "tenant")      \
     X(TENANT_OBJECTS, GAUGE, "kvplane_tenant_objects", "Objects of a tenant.", "tenant")           \
     X(HTTP_REQUESTS, COUNTER, "kvplane_http_requests_total", "HTTP requests answered.", "route",   \

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_COLLECT_H
+#define SERVER_COLLECT_H
+
+#include "connector/instance.h"
+#include "http/http.h"
+#include "loop.h"
+
+#include "base/metrics.h"
+#include "store/node.h"
+
+/*
+ * Fills the families of metrics.h that live elsewhere: the node's counters at each scrape (any
+ * thread), the instances' state when it changes, finished operations at each heartbeat (loop
+ * thread), HTTP answers as they go out (HTTP thread).
+ */
+struct kvp_collect {
+    struct kvb_metrics *metrics;
+    struct kvs_node *node;
+    struct kvp_loop *loop;
+    uint64_t counted_ns; /* operations that finished until then were counted */
+    uint64_t lag_max_ns; /* loop thread */
+};
+
+void kvp_collect_init(struct kvp_collect *collect, struct kvb_metrics *metrics,
+                      struct kvs_node *node, struct kvp_loop *loop);
+/* kvp_fleet_config.changed. */
+void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *view);
+void kvp_collect_beat(struct kvp_collect *collect, struct kvp_fleet *fleet, uint64_t lag_ns);
+/* kvp_http_config.answered; ctx: the collect. */
+void kvp_collect_answered(void *ctx, const struct kvp_http_answered *answered);
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/main.h"
+
+#include "cli.h"
+#include "config.h"
+#include "daemon.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* The one program: subcommands, and nothing else. */
+static int help_main(int argc, char **argv);
+static int version_main(int argc, char **argv);
+static int config_main(int argc, char **argv);
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *what;
+} commands[] = {
+    {"serve", kvp_serve_main, "the daemon beside an engine: REST API, engine socket, store"},
+    {"engine", kve_engine_main, "a reference engine that attaches and may replay a trace"},
+    {"rehearse", kve_rehearse_main, "a whole RL run against real processes, every byte checked"},
+    {"status", kvp_cli_main, "what the daemon knows of its instances"},
+    {"pause", kvp_cli_main, "stop scheduling"},
+    {"resume", kvp_cli_main, "schedule again"},
+    {"sleep", kvp_cli_main, "give up the engine's memory"},
+    {"wake", kvp_cli_main, "take it back"},
+    {"reset", kvp_cli_main, "empty the prefix cache"},
+    {"release", kvp_cli_main, "give up the memory of the KV cache alone"},
+    {"ops", kvp_cli_main, "operations, running and finished"},
+    {"config", config_main, "config table: every key, as markdown; config show OPTIONS: in force"},
+    {"version", version_main, "the version"},
+    {"help", help_main, "this"},
+};
+
+static int help_main(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    (void)printf("kvplane COMMAND [options]\n\n");
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        (void)printf("  %-9s %s\n", commands[i].name, commands[i].what);
+    }
+    (void)printf("\nOptions of serve (each also as KVPLANE_KEY in the environment):\n\n");
+    kvp_config_help(stdout);
+    (void)printf("\nOptions of the client commands:\n\n");
+    kvp_cli_help(stdout);
+    return 0;
+}
+
+static int version_main(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    (void)printf("kvplane %s\n", KVP_VERSION);
+    return 0;
+}
+
+static int config_main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "table") == 0) {
+        kvp_config_table(stdout);
+        return 0;
+    }
+    if (argc >= 2 && strcmp(argv[1], "show") == 0) {
+        char error[KVP_CONFIG_ERROR_MAX];
+        struct kvp_config config;
+        if (kvp_config_read(argc - 2, (const char *const *)argv + 2, &config, error) != KVB_OK) {
+            (void)fprintf(stderr, "kvplane config: %s\n", error);
+            return 2;
+        }
+        kvp_config_show(&config, stdout);
+        kvp_config_cleanup(&config);
+        return 0;
+    }
+    (void)fprintf(stderr, "kvplane config: table, or show with options of serve\n");
+    return 2;
+}
+
+static bool asks_for_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        (void)help_main(argc, argv);
+        return 2;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        name = "help";
+    } else if (strcmp(name, "--version") == 0) {
+        name = "version";
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        if (strcmp(name, commands[i].name) != 0) {
+            continue;
+        }
+        bool own_help = commands[i].run == kve_engine_main || commands[i].run == kve_rehearse_main;
+        if (!own_help && asks_for_help(argc - 1, argv + 1)) {
+            return help_main(argc, argv);
+        }
+        return commands[i].run(argc - 1, argv + 1);
+    }
+    (void)fprintf(stderr, "kvplane: there is no command `%s`; see kvplane help\n", name);
+    return 2;
+}

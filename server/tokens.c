@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tokens.h"
+
+#include "config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static kvb_status_t read_line(char *line, struct kvp_http_token *token, const char **why)
+{
+    static const char separators[] = " \t\r\n";
+    char *state;
+    const char *word = strtok_r(line, separators, &state);
+    const char *secret = strtok_r(NULL, separators, &state);
+    token->role = KVP_ROLE_ADMIN;
+    if (secret == NULL) {
+        secret = word;
+    } else if (strcmp(word, "read") == 0) {
+        token->role = KVP_ROLE_READ;
+    } else if (strcmp(word, "admin") != 0) {
+        *why = "a line is TOKEN, `admin TOKEN` or `read TOKEN`";
+        return KVB_ERR_INVALID;
+    }
+    if (strtok_r(NULL, separators, &state) != NULL) {
+        *why = "a token has no blanks";
+        return KVB_ERR_INVALID;
+    }
+    if (strlen(secret) >= sizeof token->secret) {
+        *why = "the token is too long";
+        return KVB_ERR_INVALID;
+    }
+    (void)snprintf(token->secret, sizeof token->secret, "%s", secret);
+    return KVB_OK;
+}
+
+static bool skipped(const char *line)
+{
+    line += strspn(line, " \t\r\n");
+    return *line == '\0' || *line == '#';
+}
+
+kvb_status_t kvp_tokens_read(const char *path, struct kvp_http_token tokens[KVP_HTTP_TOKENS_MAX],
+                             uint32_t *ntokens_p, char *error)
+{
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        (void)snprintf(error, KVP_CONFIG_ERROR_MAX, "token-file: %s: %s", path, strerror(errno));
+        return KVB_ERR_IO;
+    }
+    char line[2 * KVP_HTTP_TOKEN_MAX];
+    const char *why = NULL;
+    uint32_t n = 0;
+    uint32_t number = 0;
+    while (why == NULL && fgets(line, sizeof line, file) != NULL) {
+        number++;
+        if (strchr(line, '\n') == NULL && !feof(file)) {
+            why = "the line is too long";
+        } else if (skipped(line)) {
+            continue;
+        } else if (n == KVP_HTTP_TOKENS_MAX) {
+            why = "too many tokens";
+        } else if (read_line(line, &tokens[n], &why) == KVB_OK) {
+            n++;
+        }
+    }
+    if (why == NULL && ferror(file)) {
+        why = "cannot be read";
+    } else if (why == NULL && n == 0) {
+        why = "has no token";
+    }
+    (void)fclose(file);
+    if (why != NULL) {
+        (void)snprintf(error, KVP_CONFIG_ERROR_MAX, "token-file: %s, line %u: %s", path, number,
+                       why);
+        return KVB_ERR_INVALID;
+    }
+    *ntokens_p = n;
+    return KVB_OK;
+}
