@@ -1,0 +1,830 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "control.h"
+#include "fake_fleet.h"
+#include "http/errors.h"
+#include "http/params.h"
+
+#include <criterion/criterion.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct kvp_fleet fleet;
+static struct kvs_coordinator coordinator;
+static struct kvp_control *control;
+static uint32_t wakes;
+
+/* A request as the HTTP side makes it, and what it was told. */
+struct asked {
+    struct kvp_request request;
+    uint32_t replies;
+    unsigned http_status;
+    unsigned retry_after_s;
+    json_t *body;
+    char location[64];
+};
+
+static void count_wake(void *ctx)
+{
+    (void)ctx;
+    wakes++;
+}
+
+static uint64_t fixed_clock(void *ctx)
+{
+    (void)ctx;
+    return 100 * KVB_NS_PER_S;
+}
+static const struct kvb_clock clock_fixed = {.now_ns = fixed_clock};
+
+#define QUEUE_MAX 4
+
+static void setup_with(struct kvs_coordinator *with)
+{
+    struct kvp_control_config config = {.fleet = &fleet,
+                                        .coordinator = with,
+                                        .clock = &clock_fixed,
+                                        .retire_ms = 10000,
+                                        .queue_max = QUEUE_MAX,
+                                        .wake = count_wake};
+    memset(&fleet, 0, sizeof fleet);
+    memset(&coordinator, 0, sizeof coordinator);
+    fake_fleet_add(&fleet, "engine-0");
+    cr_assert_eq(kvp_control_create(&config, &control), KVB_OK);
+}
+
+static void setup(void)
+{
+    setup_with(&coordinator);
+}
+
+static void teardown(void)
+{
+    kvp_control_close(control);
+    fake_fleet_finish_all(&fleet, (struct kvp_outcome){.status = KVB_ERR_CANCELED});
+    kvp_control_destroy(control);
+}
+
+TestSuite(control, .init = setup, .fini = teardown);
+
+static void told(struct kvp_request *request, unsigned http_status, json_t *body,
+                 unsigned retry_after_s)
+{
+    struct asked *asked = kvb_container_of(request, struct asked, request);
+
+    asked->replies++;
+    asked->http_status = http_status;
+    asked->retry_after_s = retry_after_s;
+    asked->body = body;
+    strcpy(asked->location, request->location);
+    free(request->body); /* as the HTTP side does */
+    json_decref(request->json);
+    memset(request, 0xdd, sizeof *request); /* it is gone: whoever looks at it is caught */
+}
+
+static void prepare(struct asked *asked, enum kvp_route_id route, const char *query,
+                    const char *body)
+{
+    struct kvp_param_error wrong;
+
+    memset(asked, 0, sizeof *asked);
+    asked->request.route = &kvp_routes[route];
+    asked->request.reply = told;
+    strcpy(asked->request.request_id, "req-1");
+    if (body != NULL) {
+        asked->request.body = strdup(body);
+        asked->request.body_len = strlen(body);
+        asked->request.json = json_loads(body, 0, NULL);
+        cr_assert_not_null(asked->request.json);
+    }
+    cr_assert_eq(kvp_params_read(asked->request.route, query, asked->request.json,
+                                 &asked->request.params, asked->request.instance, &wrong),
+                 KVB_OK, "%s", wrong.message);
+}
+
+static void go(struct asked *asked)
+{
+    cr_assert_eq(kvp_control_submit(control, &asked->request), KVB_OK);
+    kvp_control_run(control);
+}
+
+/* Asks, and expects that the fleet was asked; the operation is open. */
+static struct fake_call *start(struct asked *asked, enum kvp_route_id route, const char *query,
+                               const char *body)
+{
+    uint32_t before = fleet.ncalls;
+    prepare(asked, route, query, body);
+    go(asked);
+    cr_assert_eq(asked->replies, 0);
+    cr_assert_eq(fleet.ncalls, before + 1);
+    return fake_fleet_last(&fleet);
+}
+
+/* Compares the whole body with JSON text. */
+static void expect_body(const struct asked *asked, unsigned http_status, const char *text)
+{
+    json_t *want = json_loads(text, 0, NULL);
+    char *got = json_dumps(asked->body, JSON_COMPACT);
+
+    cr_assert_not_null(want);
+    cr_expect_eq(asked->replies, 1);
+    cr_expect_eq(asked->http_status, http_status, "%u %s", asked->http_status, got);
+    cr_expect(json_equal(want, asked->body), "%s instead of %s", got, text);
+    free(got);
+    json_decref(want);
+    json_decref(asked->body);
+}
+
+static const char *error_text(const struct asked *asked, const char *name)
+{
+    return json_string_value(json_object_get(json_object_get(asked->body, "error"), name));
+}
+
+static void expect_error(const struct asked *asked, unsigned http_status, const char *param)
+{
+    json_t *error = json_object_get(asked->body, "error");
+
+    cr_expect_eq(asked->replies, 1);
+    cr_expect_eq(asked->http_status, http_status);
+    cr_expect_eq(json_integer_value(json_object_get(error, "code")), http_status);
+    cr_expect(json_is_string(json_object_get(error, "message")));
+    cr_expect(json_is_string(json_object_get(error, "type")));
+    if (param != NULL) {
+        cr_expect_str_eq(error_text(asked, "param"), param);
+    } else {
+        cr_expect(json_is_null(json_object_get(error, "param")));
+    }
+    json_decref(asked->body);
+}
+
+/* ---- what is asked ---- */
+
+Test(control, every_operation_route_asks_for_its_operation)
+{
+    static const struct {
+        enum kvp_route_id route;
+        const char *body;
+        enum kvp_operation operation;
+        const char *method;
+        const char *answer;
+    } cases[] = {
+        {KVP_ROUTE_pause, NULL, KVP_OP_PAUSE, "",
+         "{\"status\":\"paused\",\"mode\":\"abort\",\"clear_cache\":true}"},
+        {KVP_ROUTE_resume, NULL, KVP_OP_RESUME, "", "{\"status\":\"resumed\"}"},
+        {KVP_ROUTE_sleep, NULL, KVP_OP_SLEEP, "",
+         "{\"status\":\"sleeping\",\"level\":1,\"mode\":\"abort\"}"},
+        {KVP_ROUTE_wake_up, NULL, KVP_OP_WAKE, "",
+         "{\"status\":\"awake\",\"tags_woken\":[],\"tags_ignored\":[]}"},
+        {KVP_ROUTE_release_kv_cache_memory, NULL, KVP_OP_RELEASE_KV, "",
+         "{\"status\":\"kv_cache_released\"}"},
+        {KVP_ROUTE_reset_prefix_cache, NULL, KVP_OP_RESET, "",
+         "{\"success\":true,\"local\":true,\"external\":\"not_asked\"}"},
+        {KVP_ROUTE_init_weight_transfer_engine, "{\"init_info\":{}}", KVP_OP_RELAY,
+         "init_weight_transfer_engine", "{\"message\":\"Weight transfer initialized\"}"},
+        {KVP_ROUTE_start_weight_update, NULL, KVP_OP_START_UPDATE, "start_weight_update",
+         "{\"message\":\"Weight update started\"}"},
+        {KVP_ROUTE_update_weights, "{\"update_info\":{}}", KVP_OP_UPDATE, "update_weights",
+         "{\"message\":\"Weights updated\"}"},
+        {KVP_ROUTE_finish_weight_update, "{}", KVP_OP_FINISH_UPDATE, "finish_weight_update",
+         "{\"message\":\"Weight update finished\"}"},
+        {KVP_ROUTE_update_weight_version, "{\"new_version\":\"7\"}", KVP_OP_SET_VERSION,
+         "update_weight_version", "{\"success\":true,\"new_version\":\"7\"}"},
+        {KVP_ROUTE_collective_rpc, "{\"method\":\"reload_weights\"}", KVP_OP_UPDATE,
+         "collective_rpc:reload_weights", "{\"results\":[]}"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct asked asked;
+        struct fake_call *call = start(&asked, cases[i].route, NULL, cases[i].body);
+        cr_expect_eq(call->ask.operation, cases[i].operation, "%zu", i);
+        cr_expect_str_eq(call->ask.method, cases[i].method);
+        cr_expect_str_eq(call->request_id, "req-1");
+        cr_expect_str_eq(call->instance, "");
+        cr_expect_eq(call->ask.body_len, cases[i].body != NULL ? strlen(cases[i].body) : 0);
+        fake_fleet_finish(&fleet, call, (struct kvp_outcome){.local_done = true});
+        expect_body(&asked, 200, cases[i].answer);
+    }
+}
+
+Test(control, pause_has_vllm_s_defaults_and_its_old_parameter)
+{
+    struct asked asked;
+    struct fake_call *call = start(&asked, KVP_ROUTE_pause, NULL, NULL);
+    cr_expect_eq(call->ask.mode, KVP_MODE_ABORT);
+    cr_expect(call->ask.clear_cache);
+    cr_expect_eq(call->ask.reset_external, KVP_UNSET);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+
+    call = start(&asked, KVP_ROUTE_pause, "mode=keep&clear_cache=false&reset_external=no", NULL);
+    cr_expect_eq(call->ask.mode, KVP_MODE_KEEP);
+    cr_expect(!call->ask.clear_cache);
+    cr_expect_eq(call->ask.reset_external, KVP_NO);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    expect_body(&asked, 200, "{\"status\":\"paused\",\"mode\":\"keep\",\"clear_cache\":false}");
+
+    call = start(&asked, KVP_ROUTE_pause, NULL, "{\"wait_for_inflight_requests\": true}");
+    cr_expect_eq(call->ask.mode, KVP_MODE_WAIT);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    expect_body(&asked, 200, "{\"status\":\"paused\",\"mode\":\"wait\",\"clear_cache\":true}");
+}
+
+Test(control, sleep_answers_the_level_in_force)
+{
+    struct asked asked;
+
+    for (uint32_t level = 0; level <= 2; level++) {
+        char query[32], want[96];
+        snprintf(query, sizeof query, "level=%u&mode=wait", level);
+        struct fake_call *call = start(&asked, KVP_ROUTE_sleep, query, NULL);
+        cr_expect_eq(call->ask.level, level);
+        cr_expect_eq(call->ask.mode, KVP_MODE_WAIT);
+        fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+        snprintf(want, sizeof want, "{\"status\":\"sleeping\",\"level\":%u,\"mode\":\"wait\"}",
+                 level);
+        expect_body(&asked, 200, want);
+    }
+    fleet.views[0].tags[1].residency = KVB_DISCARDED; /* the weights */
+    fleet.views[0].tags[0].residency = KVB_DISCARDED;
+    struct fake_call *call = start(&asked, KVP_ROUTE_sleep, "level=1", NULL);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){.nothing_to_do = true});
+    expect_body(&asked, 200,
+                "{\"status\":\"sleeping\",\"level\":2,\"mode\":\"abort\",\"nothing_to_do\":true}");
+}
+
+Test(control, sleep_with_the_store_away_says_so)
+{
+    struct asked asked;
+    struct fake_call *call = start(&asked, KVP_ROUTE_sleep, NULL, NULL);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){.external = KVP_EXTERNAL_PENDING});
+    expect_body(
+        &asked, 200,
+        "{\"status\":\"sleeping\",\"level\":1,\"mode\":\"abort\",\"external\":\"pending\"}");
+}
+
+Test(control, wake_passes_tags_on_and_tells_what_became_of_them)
+{
+    struct asked asked;
+    struct fake_call *call = start(&asked, KVP_ROUTE_wake_up, "tags=weights&tags=foo", NULL);
+    cr_expect(call->ask.tags_given);
+    cr_expect_eq(call->ask.ntags, 2);
+    cr_expect_str_eq(call->ask.tags[1], "foo");
+    fleet.views[0].is_sleeping = true;
+    fake_fleet_finish(&fleet, call,
+                      (struct kvp_outcome){.ntags_woken = 1,
+                                           .tags_woken = {"weights"},
+                                           .ntags_ignored = 1,
+                                           .tags_ignored = {"foo"}});
+    expect_body(
+        &asked, 200,
+        "{\"status\":\"sleeping\",\"tags_woken\":[\"weights\"],\"tags_ignored\":[\"foo\"]}");
+
+    call = start(&asked, KVP_ROUTE_wake_up, NULL, "{\"tags\": []}");
+    cr_expect(call->ask.tags_given && call->ask.ntags == 0);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+
+    call = start(&asked, KVP_ROUTE_wake_up, "weight_version=v3", NULL);
+    cr_expect(!call->ask.tags_given);
+    cr_expect_str_eq(call->ask.weight_version, "v3");
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+}
+
+/* ---- reset ---- */
+
+Test(control, a_reset_that_could_not_be_done_is_200_and_says_so)
+{
+    static const struct {
+        struct kvp_outcome outcome;
+        unsigned strict_status;
+    } cases[] = {
+        {{.status = KVB_ERR_BUSY, .blocks_held = 12, .message = "held"}, 409},
+        {{.status = KVB_ERR_TIMEOUT}, 503},
+        {{.status = KVB_ERR_UNAVAILABLE, .local_done = true, .external = KVP_EXTERNAL_PENDING},
+         503},
+        {{.status = KVB_ERR_BAD_STATE}, 409},
+        {{.status = KVB_OK, .local_done = true, .external = KVP_EXTERNAL_PENDING}, 503},
+        {{.status = KVB_OK, .local_done = true, .external = KVP_EXTERNAL_FAILED}, 503},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct asked asked;
+        struct fake_call *call =
+            start(&asked, KVP_ROUTE_reset_prefix_cache, "reset_external=1", NULL);
+        cr_expect_eq(call->ask.reset_external, KVP_YES);
+        fake_fleet_finish(&fleet, call, cases[i].outcome);
+        cr_expect_eq(asked.http_status, 200);
+        cr_expect(json_is_false(json_object_get(asked.body, "success")), "%zu", i);
+        cr_expect(json_is_string(json_object_get(asked.body, "message")));
+        cr_expect_eq(json_is_true(json_object_get(asked.body, "local")),
+                     cases[i].outcome.local_done);
+        cr_expect_eq(json_integer_value(json_object_get(asked.body, "blocks_held")),
+                     cases[i].outcome.blocks_held);
+        json_decref(asked.body);
+
+        call = start(&asked, KVP_ROUTE_reset_prefix_cache, "reset_external=1&strict=true", NULL);
+        fake_fleet_finish(&fleet, call, cases[i].outcome);
+        cr_expect_eq(asked.http_status, cases[i].strict_status, "%zu: %u", i, asked.http_status);
+        cr_expect(json_is_false(json_object_get(asked.body, "success")));
+        cr_expect(json_is_object(json_object_get(asked.body, "error")));
+        json_decref(asked.body);
+    }
+}
+
+Test(control, a_reset_that_was_done_is_success_strict_or_not)
+{
+    struct asked asked;
+    struct kvp_outcome outcome = {.local_done = true, .external = KVP_EXTERNAL_DONE};
+
+    for (int strict = 0; strict < 2; strict++) {
+        struct fake_call *call =
+            start(&asked, KVP_ROUTE_reset_prefix_cache,
+                  strict ? "reset_external=true&strict=1" : "reset_external=true",
+                  "{\"reset_running_requests\": true}");
+        cr_expect(call->ask.reset_running_requests);
+        fake_fleet_finish(&fleet, call, outcome);
+        expect_body(&asked, 200, "{\"success\":true,\"local\":true,\"external\":\"done\"}");
+    }
+}
+
+Test(control, a_reset_for_an_unknown_instance_is_an_error_of_the_request)
+{
+    struct asked asked;
+    struct fake_call *call = start(&asked, KVP_ROUTE_reset_prefix_cache, "instance=nobody", NULL);
+    cr_expect_str_eq(call->instance, "nobody");
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){.status = KVB_ERR_NOT_FOUND});
+    expect_error(&asked, 404, "query.instance");
+}
+
+/* ---- relays ---- */
+
+Test(control, what_is_relayed_stays_readable_until_the_operation_ends)
+{
+    static const char body[] =
+        "{\"update_info\": {\"names\": [\"w\"]}, \"weight_version\": \"v9\"}";
+    struct asked asked;
+
+    for (int async = 0; async < 2; async++) {
+        prepare(&asked, KVP_ROUTE_update_weights, NULL, body);
+        asked.request.respond_async = async != 0;
+        go(&asked);
+        struct fake_call *call = fake_fleet_last(&fleet);
+        cr_expect_str_eq(call->ask.weight_version, "v9");
+        cr_expect_eq(asked.replies, async != 0); /* replied: the request's own memory is gone */
+        cr_expect_eq(call->ask.body_len, strlen(body));
+        cr_expect_eq(memcmp(call->ask.body, body, strlen(body)), 0);
+        fake_fleet_finish(&fleet, call,
+                          (struct kvp_outcome){.relay_body = "{\"loaded\":1}", .relay_len = 12});
+        cr_expect_eq(asked.replies, 1);
+        if (async == 0) {
+            expect_body(&asked, 200,
+                        "{\"message\":\"Weights updated\",\"result\":{\"loaded\":1},"
+                        "\"weight_version\":\"v9\"}");
+        } else {
+            json_decref(asked.body);
+        }
+    }
+}
+
+Test(control, relays_without_what_they_need_are_refused_before_any_effect)
+{
+    static const struct {
+        enum kvp_route_id route;
+        const char *body;
+        const char *param;
+    } cases[] = {
+        {KVP_ROUTE_init_weight_transfer_engine, NULL, "body.init_info"},
+        {KVP_ROUTE_init_weight_transfer_engine, "{}", "body.init_info"},
+        {KVP_ROUTE_init_weight_transfer_engine, "{\"init_info\": 1}", "body.init_info"},
+        {KVP_ROUTE_update_weights, NULL, "body"},
+        {KVP_ROUTE_update_weights, "{}", "body"},
+        {KVP_ROUTE_update_weight_version, NULL, "body.new_version"},
+        {KVP_ROUTE_update_weight_version, "{\"new_version\": null}", "body.new_version"},
+        {KVP_ROUTE_collective_rpc, NULL, "body.method"},
+        {KVP_ROUTE_collective_rpc, "{}", "body.method"},
+        {KVP_ROUTE_collective_rpc, "{\"method\": \"\"}", "body.method"},
+        {KVP_ROUTE_collective_rpc, "{\"method\": 3}", "body.method"},
+        {KVP_ROUTE_collective_rpc, "{\"method\": \"sleep\"}", "body.method"},
+        {KVP_ROUTE_collective_rpc, "{\"method\": \"wake_up\"}", "body.method"},
+        {KVP_ROUTE_collective_rpc, "{\"method\": \"release_kv_cache_memory\"}", "body.method"},
+        {KVP_ROUTE_collective_rpc,
+         "{\"method\": \"0123456789012345678901234567890123456789012345678901234567890123"
+         "0123456789012345678901234567890123456789012345678901234567890123\"}",
+         "body.method"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct asked asked;
+        prepare(&asked, cases[i].route, NULL, cases[i].body);
+        go(&asked);
+        expect_error(&asked, 400, cases[i].param);
+    }
+    cr_expect_eq(fleet.ncalls, 0);
+}
+
+Test(control, an_unknown_method_counts_as_a_weight_change)
+{
+    static const char *const changing[] = {
+        "reload_weights",
+        "load_weights",
+        "update_weights",
+        "update_weights_from_ipc",
+        "my_own_method",
+        "get",
+        "skyrl_sleep_for_weight_sync",
+        "add_lora",
+        "GET_something",
+        "ping2",
+    };
+    static const char *const harmless[] = {"get_model_info",
+                                           "is_ready",
+                                           "list_loras",
+                                           "check_weights",
+                                           "report_usage",
+                                           "start_profile",
+                                           "init_weight_transfer_engine"};
+    struct asked asked;
+    char body[128];
+
+    for (size_t i = 0; i < sizeof changing / sizeof changing[0]; i++) {
+        snprintf(body, sizeof body, "{\"method\": \"%s\"}", changing[i]);
+        struct fake_call *call = start(&asked, KVP_ROUTE_collective_rpc, NULL, body);
+        cr_expect_eq(call->ask.operation, KVP_OP_UPDATE, "%s", changing[i]);
+        fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+        json_decref(asked.body);
+    }
+    for (size_t i = 0; i < sizeof harmless / sizeof harmless[0]; i++) {
+        snprintf(body, sizeof body, "{\"method\": \"%s\"}", harmless[i]);
+        struct fake_call *call = start(&asked, KVP_ROUTE_collective_rpc, NULL, body);
+        cr_expect_eq(call->ask.operation, KVP_OP_RELAY, "%s", harmless[i]);
+        fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+        json_decref(asked.body);
+    }
+}
+
+Test(control, rpc_results_are_a_list_whatever_the_engine_answers)
+{
+    static const struct {
+        const char *relayed;
+        const char *answer;
+    } cases[] = {
+        {"", "{\"results\":[]}"},
+        {"null", "{\"results\":[null]}"},
+        {"[1,null,\"x\"]", "{\"results\":[1,null,\"x\"]}"},
+        {"{\"results\":[{\"a\":1}]}", "{\"results\":[{\"a\":1}]}"},
+        {"{\"results\":7}", "{\"results\":[{\"results\":7}]}"},
+        {"\"text\"", "{\"results\":[\"text\"]}"},
+        {"not json", "{\"results\":[\"not json\"]}"},
+        {"\xff", "{\"results\":[]}"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct asked asked;
+        struct fake_call *call =
+            start(&asked, KVP_ROUTE_collective_rpc, NULL, "{\"method\": \"get_it\"}");
+        fake_fleet_finish(&fleet, call,
+                          (struct kvp_outcome){.relay_body = cases[i].relayed,
+                                               .relay_len = strlen(cases[i].relayed)});
+        expect_body(&asked, 200, cases[i].answer);
+    }
+}
+
+/* ---- failures ---- */
+
+Test(control, every_failure_has_its_code_and_says_what_the_instance_is_in)
+{
+    static const struct {
+        kvb_status_t status;
+        unsigned http_status;
+        bool retry;
+    } cases[] = {
+        {KVB_ERR_BUSY, 409, true},          {KVB_ERR_BAD_STATE, 409, true},
+        {KVB_ERR_CANCELED, 409, true},      {KVB_ERR_TIMEOUT, 503, false},
+        {KVB_ERR_DISCONNECTED, 503, false}, {KVB_ERR_UNAVAILABLE, 503, false},
+        {KVB_ERR_UNSUPPORTED, 501, false},  {KVB_ERR_INVALID, 400, false},
+        {KVB_ERR_REFUSED, 500, false},      {KVB_ERR_INTERNAL, 500, false},
+        {KVB_ERR_PROTOCOL, 502, false},     {KVB_ERR_TOO_LARGE, 413, false},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct asked asked;
+        struct fake_call *call = start(&asked, KVP_ROUTE_sleep, NULL, NULL);
+        uint64_t id = call->id;
+        fake_fleet_finish(&fleet, call,
+                          (struct kvp_outcome){.status = cases[i].status, .message = "why"});
+        cr_expect_eq(asked.retry_after_s > 0, cases[i].retry, "%d", cases[i].status);
+        cr_expect_str_eq(error_text(&asked, "message"), "why");
+        cr_expect_eq(json_integer_value(json_object_get(asked.body, "operation_id")), id);
+        cr_expect_str_eq(json_string_value(json_object_get(asked.body, "status")),
+                         kvb_status_label(cases[i].status));
+        cr_expect_str_eq(
+            json_string_value(json_object_get(json_object_get(asked.body, "state"), "scheduler")),
+            "running");
+        expect_error(&asked, cases[i].http_status, NULL);
+    }
+}
+
+Test(control, several_instances_must_be_named)
+{
+    struct asked asked;
+
+    fake_fleet_add(&fleet, "engine-1");
+    struct fake_call *call = start(&asked, KVP_ROUTE_sleep, NULL, NULL);
+    fake_fleet_finish(
+        &fleet, call,
+        (struct kvp_outcome){.status = KVB_ERR_INVALID, .message = "engine-0, engine-1"});
+    expect_error(&asked, 400, "query.instance");
+    call = start(&asked, KVP_ROUTE_sleep, "instance=engine-1", NULL);
+    cr_expect_str_eq(call->instance, "engine-1");
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+    prepare(&asked, KVP_ROUTE_weight_info, NULL, NULL);
+    go(&asked);
+    cr_expect(strstr(error_text(&asked, "message"), "engine-0, engine-1") != NULL);
+    expect_error(&asked, 400, "query.instance");
+}
+
+/* ---- asynchronous ---- */
+
+Test(control, respond_async_answers_202_with_the_place_to_look)
+{
+    struct asked asked;
+
+    prepare(&asked, KVP_ROUTE_sleep, NULL, NULL);
+    asked.request.respond_async = true;
+    go(&asked);
+    cr_expect_str_eq(asked.location, "/v1/kvplane/operations/1");
+    expect_body(&asked, 202,
+                "{\"status\":\"started\",\"operation_id\":1,"
+                "\"location\":\"/v1/kvplane/operations/1\"}");
+    fake_fleet_finish(&fleet, fake_fleet_last(&fleet), (struct kvp_outcome){0});
+    cr_expect_eq(asked.replies, 1);
+}
+
+/* ---- reads ---- */
+
+Test(control, reads_answer_from_the_fleet)
+{
+    struct asked asked;
+
+    prepare(&asked, KVP_ROUTE_weight_info, NULL, NULL);
+    go(&asked);
+    expect_body(&asked, 200, "{\"weight_version\":\"default\"}");
+    strcpy(fleet.views[0].weight_version, "v1");
+    prepare(&asked, KVP_ROUTE_weight_info, "instance=engine-0", NULL);
+    go(&asked);
+    expect_body(&asked, 200, "{\"weight_version\":\"v1\"}");
+    prepare(&asked, KVP_ROUTE_get_world_size, NULL, NULL);
+    go(&asked);
+    expect_body(&asked, 200, "{\"world_size\":2}");
+    fleet.views[0].attached = false;
+    prepare(&asked, KVP_ROUTE_get_world_size, NULL, NULL);
+    go(&asked);
+    expect_error(&asked, 409, NULL);
+    prepare(&asked, KVP_ROUTE_weight_info, "instance=x", NULL);
+    go(&asked);
+    expect_error(&asked, 404, "query.instance");
+    fleet.nviews = 0;
+    prepare(&asked, KVP_ROUTE_get_world_size, NULL, NULL);
+    go(&asked);
+    expect_error(&asked, 409, NULL);
+}
+
+Test(control, an_instance_is_shown_whole)
+{
+    struct asked asked;
+    struct kvp_view *view = &fleet.views[0];
+
+    view->ready = false;
+    strcpy(view->not_ready, "asleep");
+    strcpy(view->private_reason, "no version");
+    view->stopped_by = KVP_STOPPED_BY_PAUSE | KVP_STOPPED_BY_SLEEP;
+    view->scheduler = KVP_SCHEDULER_PAUSED;
+    view->tags[0].residency = KVB_DISCARDED;
+    view->is_sleeping = view->is_paused = true;
+    view->operation_id = 9;
+    view->operation = KVP_OP_WAKE;
+    strcpy(view->step, "restore");
+    view->drain = (struct kvp_drain_progress){1, 2, 3};
+    view->deadline_ns = 101 * KVB_NS_PER_S;
+    prepare(&asked, KVP_ROUTE_get_instance, NULL, NULL);
+    strcpy(asked.request.path_arg, "engine-0");
+    go(&asked);
+    expect_body(
+        &asked, 200,
+        "{\"instance\":\"engine-0\",\"attached\":true,\"scheduler\":\"paused\","
+        "\"stopped_by\":[\"pause\",\"sleep\"],\"tags\":{\"kv_cache\":\"discarded\","
+        "\"weights\":\"resident\"},\"degraded\":false,\"tenant\":\"default\",\"layout\":\"layout-"
+        "1\","
+        "\"world_size\":2,\"ranks\":2,\"is_paused\":true,\"is_sleeping\":true,\"ready\":false,"
+        "\"not_ready\":\"asleep\",\"weight_version\":\"default\",\"regions\":{\"registered\":2,"
+        "\"bytes\":4096},\"lineage\":{\"id\":\"0123456789abcdeffedcba9876543210\",\"open\":true,"
+        "\"weight_change_running\":false,\"retirements_pending\":0,\"coordinator_reachable\":true,"
+        "\"private_reason\":\"no version\"},\"load\":{\"running\":0,\"waiting\":0,\"loading\":0,"
+        "\"blocks_held\":0},\"operation\":{\"id\":9,\"operation\":\"wake\",\"step\":\"restore\","
+        "\"drain\":{\"queued\":1,\"running\":2,\"bytes_left\":3},\"waiting\":0,"
+        "\"deadline_in_ms\":1000}}");
+    prepare(&asked, KVP_ROUTE_list_instances, NULL, NULL);
+    go(&asked);
+    cr_expect_eq(json_array_size(json_object_get(asked.body, "instances")), 1);
+    json_decref(asked.body);
+    prepare(&asked, KVP_ROUTE_get_instance, NULL, NULL);
+    strcpy(asked.request.path_arg, "a/b");
+    go(&asked);
+    expect_error(&asked, 404, "path.name");
+}
+
+Test(control, operations_are_shown_newest_first_and_one_by_one)
+{
+    struct asked asked;
+
+    fleet.records[fleet.nrecords++] =
+        (struct kvp_operation_record){.id = 1,
+                                      .operation = KVP_OP_SLEEP,
+                                      .instance = "engine-0",
+                                      .request_id = "r",
+                                      .finished = true,
+                                      .status = KVB_ERR_TIMEOUT,
+                                      .message = "late",
+                                      .started_ns = 5 * KVB_NS_PER_S,
+                                      .finished_ns = 7 * KVB_NS_PER_S};
+    fleet.records[fleet.nrecords++] =
+        (struct kvp_operation_record){.id = 2,
+                                      .operation = KVP_OP_WAKE,
+                                      .instance = "engine-0",
+                                      .step = "restore",
+                                      .started_ns = 99 * KVB_NS_PER_S,
+                                      .deadline_ns = 110 * KVB_NS_PER_S};
+    prepare(&asked, KVP_ROUTE_list_operations, NULL, NULL);
+    go(&asked);
+    expect_body(&asked, 200,
+                "{\"operations\":[{\"id\":2,\"operation\":\"wake\",\"instance\":\"engine-0\","
+                "\"status\":\"running\",\"elapsed_ms\":1000.0,\"step\":\"restore\","
+                "\"drain\":{\"queued\":0,\"running\":0,\"bytes_left\":0},\"deadline_in_ms\":10000},"
+                "{\"id\":1,\"operation\":\"sleep\",\"instance\":\"engine-0\",\"status\":\"failed\","
+                "\"request_id\":\"r\",\"message\":\"late\",\"elapsed_ms\":2000.0,"
+                "\"result\":\"timeout\"}]}");
+    prepare(&asked, KVP_ROUTE_get_operation, NULL, NULL);
+    strcpy(asked.request.path_arg, "1");
+    go(&asked);
+    cr_expect_str_eq(json_string_value(json_object_get(asked.body, "result")), "timeout");
+    json_decref(asked.body);
+    static const char *const absent[] = {"3", "0", "-1", "x", "1x", "18446744073709551617"};
+    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) {
+        prepare(&asked, KVP_ROUTE_get_operation, NULL, NULL);
+        strcpy(asked.request.path_arg, absent[i]);
+        go(&asked);
+        expect_error(&asked, 404, "path.id");
+    }
+}
+
+/* ---- tenants ---- */
+
+Test(control, tenants_are_those_with_instances_or_names)
+{
+    struct asked asked;
+
+    coordinator.names[coordinator.nnames++] =
+        (struct fake_name){.space = {"default", "layout-1"}, .name = "v1", .members = 1};
+    coordinator.names[coordinator.nnames++] =
+        (struct fake_name){.space = {"other", "layout-2"}, .name = "v2", .members = 0};
+    prepare(&asked, KVP_ROUTE_list_tenants, NULL, NULL);
+    go(&asked);
+    expect_body(&asked, 200,
+                "{\"tenants\":[{\"name\":\"default\",\"instances\":[\"engine-0\"],\"lineages\":"
+                "[{\"weights_name\":\"v1\",\"layout\":\"layout-1\","
+                "\"id\":\"00000000000000010000000000000001\",\"members\":1}]},"
+                "{\"name\":\"other\",\"instances\":[],\"lineages\":[{\"weights_name\":\"v2\","
+                "\"layout\":\"layout-2\",\"id\":\"00000000000000010000000000000002\","
+                "\"members\":0}]}]}");
+    prepare(&asked, KVP_ROUTE_get_tenant, NULL, NULL);
+    strcpy(asked.request.path_arg, "other");
+    go(&asked);
+    cr_expect_str_eq(json_string_value(json_object_get(asked.body, "name")), "other");
+    cr_expect_eq(asked.http_status, 200);
+    json_decref(asked.body);
+    prepare(&asked, KVP_ROUTE_get_tenant, NULL, NULL);
+    strcpy(asked.request.path_arg, "nobody");
+    go(&asked);
+    expect_error(&asked, 404, "path.name");
+}
+
+Test(control, a_tenant_s_reset_is_the_coordinator_s_and_answers_when_it_has_ended)
+{
+    static const struct {
+        kvb_status_t status;
+        unsigned http_status;
+    } ends[] = {{KVB_OK, 200}, {KVB_ERR_TIMEOUT, 503}, {KVB_ERR_UNAVAILABLE, 503}};
+
+    for (size_t i = 0; i < 3; i++) {
+        struct asked asked;
+        prepare(&asked, KVP_ROUTE_reset_tenant, NULL, NULL);
+        strcpy(asked.request.path_arg, "default");
+        go(&asked);
+        cr_assert_not_null(coordinator.reset);
+        cr_expect_str_eq(coordinator.reset_tenant, "default");
+        cr_expect_eq(coordinator.reset_deadline_ns, 110 * KVB_NS_PER_S);
+        cr_expect_eq(asked.replies, 0);
+        struct kvs_coord_request *request = coordinator.reset;
+        coordinator.reset = NULL;
+        request->done(request, ends[i].status);
+        cr_expect_eq(asked.http_status, ends[i].http_status);
+        cr_expect_eq(asked.replies, 1);
+        json_decref(asked.body);
+    }
+    struct asked asked;
+    prepare(&asked, KVP_ROUTE_reset_tenant, NULL, NULL);
+    strcpy(asked.request.path_arg, "a/b");
+    go(&asked);
+    expect_error(&asked, 404, "path.name");
+    cr_expect_null(coordinator.reset);
+}
+
+static void setup_without_store(void)
+{
+    setup_with(NULL);
+}
+
+Test(control_without_store, tenants_work, .init = setup_without_store, .fini = teardown)
+{
+    struct asked asked;
+
+    prepare(&asked, KVP_ROUTE_list_tenants, NULL, NULL);
+    go(&asked);
+    cr_expect_eq(asked.http_status, 200);
+    json_decref(asked.body);
+    prepare(&asked, KVP_ROUTE_reset_tenant, NULL, NULL);
+    strcpy(asked.request.path_arg, "default");
+    go(&asked);
+    cr_expect_eq(asked.http_status, 200);
+    cr_expect(json_is_true(json_object_get(asked.body, "success")));
+    json_decref(asked.body);
+}
+
+/* ---- limits and the end ---- */
+
+Test(control, requests_in_flight_are_bounded_and_end_one_by_one)
+{
+    struct asked asked[QUEUE_MAX + 1];
+
+    for (uint32_t i = 0; i <= QUEUE_MAX; i++) {
+        prepare(&asked[i], KVP_ROUTE_sleep, NULL, NULL);
+    }
+    for (uint32_t i = 0; i < QUEUE_MAX; i++) {
+        cr_expect_eq(kvp_control_submit(control, &asked[i].request), KVB_OK);
+        kvp_control_run(control);
+    }
+    cr_expect_eq(kvp_control_submit(control, &asked[QUEUE_MAX].request), KVB_ERR_AGAIN);
+    cr_expect_eq(asked[QUEUE_MAX].replies, 0, "it still belongs to the caller");
+    fake_fleet_finish(&fleet, &fleet.calls[0], (struct kvp_outcome){0});
+    cr_expect_eq(asked[0].replies, 1);
+    cr_expect_eq(kvp_control_submit(control, &asked[QUEUE_MAX].request), KVB_OK);
+    kvp_control_run(control);
+    fake_fleet_finish_all(&fleet, (struct kvp_outcome){0});
+    for (uint32_t i = 0; i <= QUEUE_MAX; i++) {
+        cr_expect_eq(asked[i].replies, 1);
+        json_decref(asked[i].body);
+    }
+}
+
+Test(control, the_loop_is_woken_for_what_is_submitted)
+{
+    struct asked asked;
+
+    wakes = 0;
+    prepare(&asked, KVP_ROUTE_weight_info, NULL, NULL);
+    cr_assert_eq(kvp_control_submit(control, &asked.request), KVB_OK);
+    cr_expect_eq(wakes, 1);
+    cr_expect_eq(asked.replies, 0);
+    kvp_control_run(control);
+    cr_expect_eq(asked.replies, 1);
+    json_decref(asked.body);
+}
+
+Test(control, closing_answers_everything_once_and_refuses_the_rest)
+{
+    struct asked open, queued, late, reset;
+
+    start(&open, KVP_ROUTE_update_weights, NULL, "{\"a\": 1}");
+    prepare(&reset, KVP_ROUTE_reset_tenant, NULL, NULL);
+    strcpy(reset.request.path_arg, "default");
+    go(&reset);
+    prepare(&queued, KVP_ROUTE_sleep, NULL, NULL);
+    cr_assert_eq(kvp_control_submit(control, &queued.request), KVB_OK);
+    kvp_control_close(control);
+    expect_error(&open, 503, NULL);
+    expect_error(&queued, 503, NULL);
+    expect_error(&reset, 503, NULL);
+    prepare(&late, KVP_ROUTE_sleep, NULL, NULL);
+    cr_expect_eq(kvp_control_submit(control, &late.request), KVB_ERR_CANCELED);
+    cr_expect_eq(late.replies, 0);
+    cr_expect_eq(fleet.ncalls, 1, "what was queued was not begun");
+    struct fake_call *call = fake_fleet_last(&fleet);
+    cr_expect_eq(memcmp(call->ask.body, "{\"a\": 1}", 8), 0, "still relayed");
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    coordinator.reset->done(coordinator.reset, KVB_OK);
+    cr_expect_eq(open.replies, 1);
+    cr_expect_eq(reset.replies, 1);
+}
