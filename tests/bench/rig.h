@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef BENCH_RIG_H
+#define BENCH_RIG_H
+
+#include "kvplane.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/*
+ * What the benches share: a real daemon in a process of its own, an engine that answers every
+ * lifecycle call at once, an HTTP client on one keep-alive connection, and medians. Any failure
+ * prints why and exits 1. Server on cpu 0, this process on cpu 1 (reference/performance.md section
+ * 0: unpinned figures are bimodal).
+ */
+#define RIG_SERVER_CPU 0
+#define RIG_CLIENT_CPU 1
+
+struct rig {
+    pid_t daemon;
+    uint16_t port;
+    char dir[64];
+    char socket[96];
+};
+
+/* `extra` (NULL-terminated) is added to `kvplane serve --listen 127.0.0.1:0 --engine-socket …`. */
+void rig_start(struct rig *rig, const char *const *extra);
+void rig_stop(struct rig *rig);
+
+struct rig_engine {
+    struct kvplane *kv;
+    char *memory; /* its kv_cache region, number 1, mapped here */
+    size_t len;
+    int fd;
+    uint64_t generation;
+    bool attached;
+    uint32_t outstanding; /* puts and gets not completed */
+    uint64_t failed;      /* entries that completed with something else than OK */
+};
+void rig_engine_open(struct rig_engine *engine, const struct rig *rig, const char *instance,
+                     size_t len);
+void rig_engine_close(struct rig_engine *engine);
+/* One block of `len` bytes at `offset`; counted in outstanding until done. Waits while the library
+ * says AGAIN. */
+void rig_engine_put(struct rig_engine *engine, uint64_t key, uint64_t offset, uint64_t len);
+void rig_engine_get(struct rig_engine *engine, uint64_t key, uint64_t offset, uint64_t len);
+/* `n` blocks with keys first … first + n - 1, all from the same bytes; one batch. */
+void rig_engine_put_many(struct rig_engine *engine, uint64_t first, uint32_t n, uint64_t len);
+/* Processes until at most `outstanding` are left. */
+void rig_engine_wait(struct rig_engine *engine, uint32_t outstanding);
+
+struct rig_http {
+    int fd;
+    char body[65536];
+};
+void rig_http_open(struct rig_http *http, const struct rig *rig);
+void rig_http_close(struct rig_http *http);
+/* Sends, then waits for the answer while `engine` (may be NULL) goes on being processed. Returns
+ * the HTTP status. */
+int rig_http_call(struct rig_http *http, const char *method, const char *target,
+                  struct rig_engine *engine);
+/* A number out of the last answer's JSON or metrics text: what stands behind `"name":` or `name `.
+ */
+double rig_http_number(const struct rig_http *http, const char *name);
+
+void rig_pin(int cpu);
+uint64_t rig_now_ns(void);
+/* Sorts; q in 0 … 1. */
+double rig_quantile(double *values, size_t n, double q);
+_Noreturn void rig_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif
