@@ -39,6 +39,12 @@ const struct kvp_plan *kvp_op_plan(const struct kvp_op *op)
     return op->undoing ? &op->undo : &op->plan;
 }
 
+/* Every line until the next call carries the request it belongs to. */
+static void log_as(const struct kvp_op *op)
+{
+    kvb_log_request(op->record.request_id[0] != '\0' ? op->record.request_id : NULL);
+}
+
 /* ---- made and freed ---- */
 
 static void set_timer(struct kvp_op *op, void (*fn)(struct kvb_timer *), uint64_t deadline_ns)
@@ -465,8 +471,7 @@ static void finish(struct kvp_op *op)
     KVP_LINEAGE(instance, disown);
     instance->running = NULL;
     if (!op->internal) {
-        KVB_LOG(INFO, "operation ended", KVB_STR("req", op->record.request_id),
-                KVB_STR("instance", instance->name),
+        KVB_LOG(INFO, "operation ended", KVB_STR("instance", instance->name),
                 KVB_STR("operation", kvp_operation_label(op->ask.operation)),
                 KVB_STATUS(op->status),
                 KVB_STR("message", op->message[0] != '\0' ? op->message : NULL));
@@ -592,7 +597,7 @@ static void note_soft(struct kvp_op *op)
 /* Runs steps until one has to be waited for, or the plan is done. */
 static void advance(struct kvp_op *op)
 {
-    kvb_log_request(op->record.request_id[0] != '\0' ? op->record.request_id : NULL);
+    log_as(op);
     for (;;) {
         const struct kvp_plan *plan = kvp_op_plan(op);
         if (!op->instance->attached) {
@@ -646,7 +651,7 @@ void kvp_op_step_done(struct kvp_op *op, kvb_status_t status)
     op->wait = KVP_WAIT_NOTHING;
     op->step_status = status;
     if (status != KVB_OK && !info->soft) {
-        kvb_log_request(op->record.request_id[0] != '\0' ? op->record.request_id : NULL);
+        log_as(op);
         step_failed(op);
         kvb_log_request(NULL);
         return;
@@ -732,8 +737,8 @@ static void start(struct kvp_op *op)
             .counts_steps = op->fleet->unversioned == KVP_UNVERSIONED_RESET,
         };
         kvp_plan_make(&op->ask, &now, &op->plan);
-        KVB_LOG(INFO, "operation started", KVB_STR("req", op->record.request_id),
-                KVB_STR("instance", instance->name),
+        log_as(op);
+        KVB_LOG(INFO, "operation started", KVB_STR("instance", instance->name),
                 KVB_STR("operation", kvp_operation_label(op->ask.operation)));
     }
     if (op->plan.refused != KVB_OK) {
