@@ -796,8 +796,8 @@ static kvb_status_t copy_tokens(struct kvp_http *http, const struct kvp_http_con
         return KVB_ERR_NO_MEMORY;
     }
     for (uint32_t i = 0; i < config->ntokens; i++) {
-        http->tokens[i].role = config->tokens[i].role;
-        strncpy(http->tokens[i].secret, config->tokens[i].secret, KVP_HTTP_TOKEN_MAX - 1);
+        http->tokens[i] = config->tokens[i];
+        http->tokens[i].secret[KVP_HTTP_TOKEN_MAX - 1] = '\0';
     }
     return KVB_OK;
 }

@@ -643,7 +643,7 @@ Test(coordinator_contract, the_first_of_a_step_makes_its_lineage_and_the_others_
         struct world world;
         struct instance a, b, late;
         struct ask ask;
-        struct kvb_lineage a1, b1, a2, b2, a3;
+        struct kvb_lineage a1 = {{0}}, b1 = {{0}}, a2 = {{0}}, b2 = {{0}}, a3 = {{0}};
         world_open(&world, kind);
         join(&a, &world, "a", "t", "l");
         join(&b, &world, "b", "t", "l");
