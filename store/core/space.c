@@ -29,8 +29,8 @@
  * counters are kept as values are locked and unlocked, a few steps each: for a value's whole pages
  * that is one addition, since a page belongs to one value.
  *
- * No byte of this lies in the share, where a peer could write. The page table costs 40 bytes per
- * page (0.06 %), a slab page 8 bytes per slot (at 64 bytes 12.5 %, at 4 KiB 0.2 %).
+ * No byte of this lies in the share, where a peer could write. The page table costs 8 bytes per
+ * page (0.01 %), a slab page 48 bytes and 8 per slot (at 64 bytes 12.5 %, at 4 KiB 0.3 %).
  */
 #include "space.h"
 
@@ -57,8 +57,8 @@ struct slot {
     uint32_t next;  /* of the value's slots, or of the page's free ones */
 };
 
-struct kvs_page {
-    uint32_t next; /* of the value's pages */
+/* What is known of a slab page. */
+struct slab {
     uint32_t room_prev;
     uint32_t room_next;
     uint32_t yield_prev;
@@ -66,13 +66,42 @@ struct kvs_page {
     uint16_t used; /* slots */
     uint16_t locked;
     uint16_t soft;
-    uint16_t fresh; /* slots never used yet */
-    uint16_t free;  /* first free slot, SLOT_NONE */
-    uint8_t kind;
+    uint16_t fresh; /* slots never used yet: those from here on */
+    uint16_t free;  /* first free slot before, SLOT_NONE */
     uint8_t class;
-    struct slot *slots;
+    struct slot slots[];
 };
+
+/* One word per page: kind in its low bits; above, of a value's page the next one, of a slab page
+ * the address of its slab. */
+struct kvs_page {
+    uint64_t word;
+};
+#define KIND_BITS 2u
+#define KIND_MASK 3u
 #define SLOT_NONE UINT16_MAX
+
+static enum page_kind kind_of(const struct kvs_space *space, uint32_t at)
+{
+    return (enum page_kind)(space->pages[at].word & KIND_MASK);
+}
+
+static uint32_t next_page(const struct kvs_space *space, uint32_t at)
+{
+    return (uint32_t)(space->pages[at].word >> KIND_BITS);
+}
+
+static void set_whole(struct kvs_space *space, uint32_t at, uint32_t next)
+{
+    space->pages[at].word = (uint64_t)next << KIND_BITS | PAGE_WHOLE;
+}
+
+static struct slab *slab_at(const struct kvs_space *space, uint32_t at)
+{
+    uint64_t word = space->pages[at].word;
+    kvb_assert((word & KIND_MASK) == PAGE_SLAB);
+    return (struct slab *)(uintptr_t)(word & ~(uint64_t)KIND_MASK); /* put in by slab_open() */
+}
 
 /* ---- sizes of slots ---- */
 
@@ -279,23 +308,19 @@ static uint32_t find_run(struct kvs_space *space, uint32_t most, uint32_t *len_p
 #define LIST(name)                                                                                 \
     static void name##_push(struct kvs_space *space, struct kvs_page_list *list, uint32_t at)      \
     {                                                                                              \
-        struct kvs_page *page = &space->pages[at];                                                 \
-        page->name##_prev = list->last;                                                            \
-        page->name##_next = NONE;                                                                  \
-        if (list->last != NONE) {                                                                  \
-            space->pages[list->last].name##_next = at;                                             \
-        } else {                                                                                   \
-            list->first = at;                                                                      \
-        }                                                                                          \
+        struct slab *slab = slab_at(space, at);                                                    \
+        slab->name##_prev = list->last;                                                            \
+        slab->name##_next = NONE;                                                                  \
+        *(list->last != NONE ? &slab_at(space, list->last)->name##_next : &list->first) = at;      \
         list->last = at;                                                                           \
     }                                                                                              \
     static void name##_remove(struct kvs_space *space, struct kvs_page_list *list, uint32_t at)    \
     {                                                                                              \
-        struct kvs_page *page = &space->pages[at];                                                 \
-        *(page->name##_prev != NONE ? &space->pages[page->name##_prev].name##_next                 \
-                                    : &list->first) = page->name##_next;                           \
-        *(page->name##_next != NONE ? &space->pages[page->name##_next].name##_prev                 \
-                                    : &list->last) = page->name##_prev;                            \
+        const struct slab *slab = slab_at(space, at);                                              \
+        uint32_t prev = slab->name##_prev;                                                         \
+        uint32_t next = slab->name##_next;                                                         \
+        *(prev != NONE ? &slab_at(space, prev)->name##_next : &list->first) = next;                \
+        *(next != NONE ? &slab_at(space, next)->name##_prev : &list->last) = prev;                 \
     }
 LIST(room)
 LIST(yield)
@@ -303,18 +328,18 @@ LIST(yield)
 
 /* ---- what a slab page is good for: lists and counters follow its counts ---- */
 
-static enum page_yield yield_of(const struct kvs_page *page)
+static enum page_yield yield_of(const struct slab *slab)
 {
-    if (page->kind != PAGE_SLAB || page->used == 0) {
+    if (slab->used == 0) {
         return YIELD_NOTHING;
     }
-    if (page->locked == 0) {
-        return page->soft > 0 ? YIELD_PAGE_SOFT : YIELD_PAGE;
+    if (slab->locked == 0) {
+        return slab->soft > 0 ? YIELD_PAGE_SOFT : YIELD_PAGE;
     }
-    return page->used > page->locked ? YIELD_SLOTS : YIELD_NOTHING;
+    return slab->used > slab->locked ? YIELD_SLOTS : YIELD_NOTHING;
 }
 
-static struct kvs_page_list *yield_list(struct kvs_space *space, const struct kvs_page *page,
+static struct kvs_page_list *yield_list(struct kvs_space *space, const struct slab *slab,
                                         enum page_yield yield)
 {
     switch (yield) {
@@ -323,7 +348,7 @@ static struct kvs_page_list *yield_list(struct kvs_space *space, const struct kv
     case YIELD_PAGE_SOFT:
         return &space->yielding[1];
     case YIELD_SLOTS:
-        return &space->classes[page->class].mixed;
+        return &space->classes[slab->class].mixed;
     case YIELD_NOTHING:
         break;
     }
@@ -337,30 +362,30 @@ struct page_mark {
     uint32_t slack;
 };
 
-static struct page_mark mark_of(const struct kvs_page *page)
+static struct page_mark mark_of(const struct slab *slab)
 {
-    struct page_mark mark = {.yield = yield_of(page)};
+    struct page_mark mark = {.yield = yield_of(slab)};
     mark.yields_page = mark.yield == YIELD_PAGE || mark.yield == YIELD_PAGE_SOFT;
-    if (page->kind == PAGE_SLAB && page->locked > 0) {
-        mark.slack = slots_per_page(page->class) - page->locked;
+    if (slab->locked > 0) {
+        mark.slack = slots_per_page(slab->class) - slab->locked;
     }
     return mark;
 }
 
 static void page_changed(struct kvs_space *space, uint32_t at, struct page_mark before)
 {
-    struct kvs_page *page = &space->pages[at];
-    struct page_mark now = mark_of(page);
+    const struct slab *slab = slab_at(space, at);
+    struct page_mark now = mark_of(slab);
     space->nyielding += (uint32_t)now.yields_page - (uint32_t)before.yields_page;
-    space->classes[page->class].slack += now.slack - before.slack;
+    space->classes[slab->class].slack += now.slack - before.slack;
     if (now.yield == before.yield) {
         return;
     }
-    struct kvs_page_list *list = yield_list(space, page, before.yield);
+    struct kvs_page_list *list = yield_list(space, slab, before.yield);
     if (list != NULL) {
         yield_remove(space, list, at);
     }
-    list = yield_list(space, page, now.yield);
+    list = yield_list(space, slab, now.yield);
     if (list != NULL) {
         yield_push(space, list, at);
     }
@@ -398,55 +423,58 @@ bool kvs_space_could_fit(const struct kvs_space *space, const struct kvs_plan *p
 
 /* ---- take and give ---- */
 
+static size_t slab_bytes(uint8_t class)
+{
+    return offsetof(struct slab, slots) + slots_per_page(class) * sizeof(struct slot);
+}
+
 static bool slab_open(struct kvs_space *space, uint8_t class)
 {
-    uint32_t n = slots_per_page(class);
-    struct slot *slots = malloc(n * sizeof *slots);
-    if (slots == NULL) {
+    struct slab *slab = malloc(slab_bytes(class));
+    if (slab == NULL) {
         return false;
     }
+    *slab = (struct slab){.free = SLOT_NONE, .class = class};
     uint32_t at = next_free(space, 0);
     kvb_assert(at != NONE);
     mark_taken(space, at);
-    space->pages[at] = (struct kvs_page){
-        .kind = PAGE_SLAB, .class = class, .slots = slots, .free = SLOT_NONE, .next = NONE};
-    space->slot_table_bytes += n * sizeof *slots;
+    space->pages[at].word = (uint64_t)(uintptr_t)slab | PAGE_SLAB;
+    space->slab_bytes += slab_bytes(class);
     room_push(space, &space->classes[class].room, at);
     return true;
 }
 
 static void slab_close(struct kvs_space *space, uint32_t at)
 {
-    struct kvs_page *page = &space->pages[at];
-    room_remove(space, &space->classes[page->class].room, at);
-    space->slot_table_bytes -= slots_per_page(page->class) * sizeof *page->slots;
-    free(page->slots);
-    page->slots = NULL;
-    page->kind = PAGE_FREE;
+    struct slab *slab = slab_at(space, at);
+    room_remove(space, &space->classes[slab->class].room, at);
+    space->slab_bytes -= slab_bytes(slab->class);
+    free(slab);
+    space->pages[at].word = PAGE_FREE;
     mark_free(space, at);
 }
 
-static bool slab_full(const struct kvs_page *page)
+static bool slab_full(const struct slab *slab)
 {
-    return page->free == SLOT_NONE && page->fresh == slots_per_page(page->class);
+    return slab->free == SLOT_NONE && slab->fresh == slots_per_page(slab->class);
 }
 
 static uint32_t slot_take(struct kvs_space *space, uint8_t class, uint32_t owner)
 {
     uint32_t at = space->classes[class].room.first;
-    struct kvs_page *page = &space->pages[at];
-    struct page_mark before = mark_of(page);
-    uint32_t slot = page->free;
+    struct slab *slab = slab_at(space, at);
+    struct page_mark before = mark_of(slab);
+    uint32_t slot = slab->free;
     if (slot != SLOT_NONE) {
-        page->free = (uint16_t)page->slots[slot].next;
+        slab->free = (uint16_t)slab->slots[slot].next;
     } else {
-        slot = page->fresh++;
+        slot = slab->fresh++;
     }
-    page->slots[slot] = (struct slot){.owner = owner, .next = NONE};
-    page->used++;
-    page->locked++;
+    slab->slots[slot] = (struct slot){.owner = owner, .next = NONE};
+    slab->used++;
+    slab->locked++;
     page_changed(space, at, before);
-    if (slab_full(page)) {
+    if (slab_full(slab)) {
         room_remove(space, &space->classes[class].room, at);
     }
     return at << SLOT_BITS | slot;
@@ -456,23 +484,23 @@ static void slot_give(struct kvs_space *space, uint32_t piece)
 {
     uint32_t at = kvs_piece_page(piece);
     uint32_t slot = piece & SLOT_MASK;
-    struct kvs_page *page = &space->pages[at];
-    struct page_mark before = mark_of(page);
-    if (slab_full(page)) {
-        room_push(space, &space->classes[page->class].room, at);
+    struct slab *slab = slab_at(space, at);
+    struct page_mark before = mark_of(slab);
+    if (slab_full(slab)) {
+        room_push(space, &space->classes[slab->class].room, at);
     }
-    page->slots[slot] = (struct slot){.owner = 0, .next = page->free};
-    page->free = (uint16_t)slot;
-    page->used--;
+    slab->slots[slot] = (struct slot){.owner = 0, .next = slab->free};
+    slab->free = (uint16_t)slot;
+    slab->used--;
     page_changed(space, at, before);
-    if (page->used == 0) {
+    if (slab->used == 0) {
         slab_close(space, at);
     }
 }
 
 static struct slot *slot_at(const struct kvs_space *space, uint32_t piece)
 {
-    return &space->pages[kvs_piece_page(piece)].slots[piece & SLOT_MASK];
+    return &slab_at(space, kvs_piece_page(piece))->slots[piece & SLOT_MASK];
 }
 
 uint32_t kvs_space_next_slot(const struct kvs_space *space, uint32_t piece)
@@ -483,8 +511,8 @@ uint32_t kvs_space_next_slot(const struct kvs_space *space, uint32_t piece)
 static void give_pages(struct kvs_space *space, uint32_t first)
 {
     for (uint32_t at = first; at != NONE;) {
-        uint32_t next = space->pages[at].next;
-        space->pages[at].kind = PAGE_FREE;
+        uint32_t next = next_page(space, at);
+        space->pages[at].word = PAGE_FREE;
         mark_free(space, at);
         at = next;
     }
@@ -493,19 +521,22 @@ static void give_pages(struct kvs_space *space, uint32_t first)
 static uint32_t take_pages(struct kvs_space *space, uint32_t n)
 {
     uint32_t first = NONE;
-    uint32_t *link = &first;
+    uint32_t last = NONE;
     while (n > 0) {
         uint32_t len;
         uint32_t at = find_run(space, n, &len);
-        for (uint32_t i = 0; i < len; i++) {
-            mark_taken(space, at + i);
-            space->pages[at + i].kind = PAGE_WHOLE;
-            *link = at + i;
-            link = &space->pages[at + i].next;
-        }
         n -= len;
+        for (; len > 0; len--, at++) {
+            mark_taken(space, at);
+            set_whole(space, at, NONE);
+            if (last == NONE) {
+                first = at;
+            } else {
+                set_whole(space, last, at);
+            }
+            last = at;
+        }
     }
-    *link = NONE;
     return first;
 }
 
@@ -556,9 +587,9 @@ void kvs_space_lock(struct kvs_space *space, const struct kvs_plan *plan, struct
     space->unlocked += locked ? -plan->npages : plan->npages;
     for (uint32_t piece = pieces.slots; piece != NONE; piece = slot_at(space, piece)->next) {
         uint32_t at = kvs_piece_page(piece);
-        struct kvs_page *page = &space->pages[at];
-        struct page_mark before = mark_of(page);
-        page->locked = (uint16_t)(locked ? page->locked + 1 : page->locked - 1);
+        struct slab *slab = slab_at(space, at);
+        struct page_mark before = mark_of(slab);
+        slab->locked = (uint16_t)(locked ? slab->locked + 1 : slab->locked - 1);
         page_changed(space, at, before);
     }
 }
@@ -567,9 +598,9 @@ void kvs_space_soften(struct kvs_space *space, struct kvs_pieces pieces, bool so
 {
     for (uint32_t piece = pieces.slots; piece != NONE; piece = slot_at(space, piece)->next) {
         uint32_t at = kvs_piece_page(piece);
-        struct kvs_page *page = &space->pages[at];
-        struct page_mark before = mark_of(page);
-        page->soft = (uint16_t)(soft ? page->soft + 1 : page->soft - 1);
+        struct slab *slab = slab_at(space, at);
+        struct page_mark before = mark_of(slab);
+        slab->soft = (uint16_t)(soft ? slab->soft + 1 : slab->soft - 1);
         page_changed(space, at, before);
     }
 }
@@ -579,7 +610,7 @@ kvb_status_t kvs_space_extents(const struct kvs_space *space, const struct kvs_p
 {
     kvb_assert(len <= plan->bytes);
     extents->n = 0;
-    for (uint32_t at = pieces.pages; at != NONE && len > 0; at = space->pages[at].next) {
+    for (uint32_t at = pieces.pages; at != NONE && len > 0; at = next_page(space, at)) {
         uint64_t part = len < PAGE ? len : PAGE;
         kvb_status_t status = kvs_extents_append(extents, (uint64_t)at * PAGE, part);
         if (status != KVB_OK) {
@@ -590,7 +621,7 @@ kvb_status_t kvs_space_extents(const struct kvs_space *space, const struct kvs_p
     for (uint32_t piece = pieces.slots; piece != NONE && len > 0;
          piece = slot_at(space, piece)->next) {
         uint32_t at = kvs_piece_page(piece);
-        uint64_t size = class_size[space->pages[at].class];
+        uint64_t size = class_size[slab_at(space, at)->class];
         uint64_t part = len < size ? len : size;
         kvb_status_t status =
             kvs_extents_append(extents, (uint64_t)at * PAGE + (piece & SLOT_MASK) * size, part);
@@ -609,7 +640,7 @@ uint32_t kvs_space_yielding_page(const struct kvs_space *space, struct kvs_piece
 {
     for (uint32_t piece = pieces.slots; piece != NONE; piece = slot_at(space, piece)->next) {
         uint32_t at = kvs_piece_page(piece);
-        enum page_yield yield = yield_of(&space->pages[at]);
+        enum page_yield yield = yield_of(slab_at(space, at));
         if (yield == YIELD_PAGE || (soft && yield == YIELD_PAGE_SOFT)) {
             return at;
         }
@@ -629,14 +660,14 @@ uint32_t kvs_space_first_mixed(const struct kvs_space *space, uint8_t class)
 
 uint32_t kvs_space_owner(const struct kvs_space *space, uint32_t page, uint32_t *slot_p)
 {
-    const struct kvs_page *at = &space->pages[page];
-    if (at->kind != PAGE_SLAB) {
+    if (kind_of(space, page) != PAGE_SLAB) {
         return 0;
     }
-    for (uint32_t slot = *slot_p; slot < at->fresh; slot++) {
-        if (at->slots[slot].owner != 0) {
+    const struct slab *slab = slab_at(space, page);
+    for (uint32_t slot = *slot_p; slot < slab->fresh; slot++) {
+        if (slab->slots[slot].owner != 0) {
             *slot_p = slot;
-            return at->slots[slot].owner;
+            return slab->slots[slot].owner;
         }
     }
     return 0;
@@ -673,7 +704,9 @@ kvb_status_t kvs_space_init(struct kvs_space *space, uint64_t share_bytes)
 void kvs_space_cleanup(struct kvs_space *space)
 {
     for (uint32_t i = 0; space->pages != NULL && i < space->npages; i++) {
-        free(space->pages[i].slots);
+        if (kind_of(space, i) == PAGE_SLAB) {
+            free(slab_at(space, i));
+        }
     }
     for (uint32_t i = 0; i < LEVELS; i++) {
         free(space->free_map[i]);
@@ -683,7 +716,7 @@ void kvs_space_cleanup(struct kvs_space *space)
 
 uint64_t kvs_space_metadata_bytes(const struct kvs_space *space)
 {
-    uint64_t bytes = space->npages * sizeof *space->pages + space->slot_table_bytes;
+    uint64_t bytes = space->npages * sizeof *space->pages + space->slab_bytes;
     for (uint32_t i = 0; i < LEVELS; i++) {
         bytes += level_words(space->npages, i) * sizeof(uint64_t);
     }
@@ -701,12 +734,15 @@ static const char *validate_list(const struct kvs_space *space, struct kvs_page_
         if (at >= space->npages || n > space->npages) {
             return "a list of slab pages runs astray";
         }
-        const struct kvs_page *page = &space->pages[at];
-        if ((room ? page->room_prev : page->yield_prev) != prev) {
+        if (kind_of(space, at) != PAGE_SLAB) {
+            return "a list of slab pages has another";
+        }
+        const struct slab *slab = slab_at(space, at);
+        if ((room ? slab->room_prev : slab->yield_prev) != prev) {
             return "a list of slab pages has a wrong back link";
         }
         prev = at;
-        at = room ? page->room_next : page->yield_next;
+        at = room ? slab->room_next : slab->yield_next;
     }
     *n_p = n;
     return prev == list.last ? NULL : "a list of slab pages has a wrong end";
@@ -725,6 +761,22 @@ static const char *validate_maps(const struct kvs_space *space)
     return NULL;
 }
 
+static const char *validate_slab(const struct slab *slab)
+{
+    uint32_t n = slots_per_page(slab->class);
+    if (slab->used == 0 || slab->used > n || slab->fresh > n || slab->locked > slab->used ||
+        slab->soft > slab->used) {
+        return "a slab page has impossible counts";
+    }
+    uint32_t nfree = 0;
+    for (uint32_t slot = slab->free; slot != SLOT_NONE; slot = slab->slots[slot].next) {
+        if (slot >= slab->fresh || slab->slots[slot].owner != 0 || ++nfree > n) {
+            return "a slab page's free slots are wrong";
+        }
+    }
+    return nfree + slab->used == slab->fresh ? NULL : "a slot is neither used nor free";
+}
+
 const char *kvs_space_validate(const struct kvs_space *space)
 {
     uint32_t nfree = 0;
@@ -734,36 +786,26 @@ const char *kvs_space_validate(const struct kvs_space *space)
     uint32_t room[KVS_CLASSES] = {0};
     uint32_t mixed[KVS_CLASSES] = {0};
     for (uint32_t i = 0; i < space->npages; i++) {
-        const struct kvs_page *page = &space->pages[i];
-        if ((page->kind == PAGE_FREE) != page_is_free(space, i)) {
+        enum page_kind kind = kind_of(space, i);
+        if ((kind == PAGE_FREE) != page_is_free(space, i)) {
             return "a page is free in one place and not in the other";
         }
-        nfree += page->kind == PAGE_FREE;
-        if (page->kind != PAGE_SLAB) {
+        nfree += kind == PAGE_FREE;
+        if (kind != PAGE_SLAB) {
             continue;
         }
-        uint32_t n = slots_per_page(page->class);
-        if (page->used == 0 || page->used > n || page->fresh > n || page->locked > page->used ||
-            page->soft > page->used) {
-            return "a slab page has impossible counts";
+        const struct slab *slab = slab_at(space, i);
+        const char *wrong_slab = validate_slab(slab);
+        if (wrong_slab != NULL) {
+            return wrong_slab;
         }
-        uint32_t free_slots = 0;
-        for (uint32_t slot = page->free; slot != SLOT_NONE;
-             slot = page->slots[slot].next & 0xffff) {
-            if (slot >= page->fresh || page->slots[slot].owner != 0 || ++free_slots > n) {
-                return "a slab page's free slots are wrong";
-            }
-        }
-        if (free_slots + page->used != page->fresh) {
-            return "a slot is neither used nor free";
-        }
-        room[page->class] += !slab_full(page);
-        struct page_mark mark = mark_of(page);
+        struct page_mark mark = mark_of(slab);
+        room[slab->class] += !slab_full(slab);
         nyielding += mark.yields_page;
-        slack[page->class] += mark.slack;
+        slack[slab->class] += mark.slack;
         yield[0] += mark.yield == YIELD_PAGE;
         yield[1] += mark.yield == YIELD_PAGE_SOFT;
-        mixed[page->class] += mark.yield == YIELD_SLOTS;
+        mixed[slab->class] += mark.yield == YIELD_SLOTS;
     }
     if (nfree != space->nfree) {
         return "the number of free pages is wrong";
@@ -795,8 +837,8 @@ const char *kvs_space_validate_value(const struct kvs_space *space, const struct
                                      struct kvs_pieces pieces, uint32_t owner, uint8_t *seen)
 {
     uint32_t n = 0;
-    for (uint32_t at = pieces.pages; at != NONE; at = space->pages[at].next) {
-        if (at >= space->npages || n++ >= plan->npages || space->pages[at].kind != PAGE_WHOLE ||
+    for (uint32_t at = pieces.pages; at != NONE; at = next_page(space, at)) {
+        if (at >= space->npages || n++ >= plan->npages || kind_of(space, at) != PAGE_WHOLE ||
             seen[at] != 0) {
             return "a value's pages are not its own";
         }
@@ -808,8 +850,9 @@ const char *kvs_space_validate_value(const struct kvs_space *space, const struct
     n = 0;
     for (uint32_t piece = pieces.slots; piece != NONE; piece = slot_at(space, piece)->next) {
         uint32_t at = kvs_piece_page(piece);
-        if (at >= space->npages || n >= plan->nslots || space->pages[at].kind != PAGE_SLAB ||
-            space->pages[at].class != plan->classes[n] || slot_at(space, piece)->owner != owner) {
+        if (at >= space->npages || n >= plan->nslots || kind_of(space, at) != PAGE_SLAB ||
+            slab_at(space, at)->class != plan->classes[n] ||
+            slot_at(space, piece)->owner != owner) {
             return "a value's slots are not its own";
         }
         n++;
@@ -820,13 +863,15 @@ const char *kvs_space_validate_value(const struct kvs_space *space, const struct
 const char *kvs_space_validate_page(const struct kvs_space *space, uint32_t at, uint8_t seen,
                                     uint32_t used, uint32_t locked, uint32_t soft)
 {
-    const struct kvs_page *page = &space->pages[at];
-    if ((page->kind == PAGE_WHOLE) != (seen != 0)) {
+    enum page_kind kind = kind_of(space, at);
+    if ((kind == PAGE_WHOLE) != (seen != 0)) {
         return "a page belongs to no value";
     }
-    if (page->kind == PAGE_SLAB &&
-        (page->used != used || page->locked != locked || page->soft != soft)) {
-        return "a slab page's counts do not match its values";
+    if (kind != PAGE_SLAB) {
+        return used == 0 ? NULL : "a slot lies outside the slab pages";
     }
-    return used == 0 || page->kind == PAGE_SLAB ? NULL : "a slot lies outside the slab pages";
+    const struct slab *slab = slab_at(space, at);
+    return slab->used == used && slab->locked == locked && slab->soft == soft
+               ? NULL
+               : "a slab page's counts do not match its values";
 }

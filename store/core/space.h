@@ -42,7 +42,7 @@ struct kvs_space {
     uint32_t hand;      /* where the next run is looked for */
     uint32_t unlocked;  /* pages of values that could be evicted */
     uint32_t nyielding; /* slab pages with no locked slot: evicting their values frees the page */
-    uint64_t slot_table_bytes;
+    uint64_t slab_bytes;
     struct kvs_page_list yielding[2]; /* these; [1]: with soft-pinned values */
     struct {
         struct kvs_page_list room;  /* slab pages with free slots */

@@ -936,7 +936,7 @@ static void run(uint64_t seed, uint64_t pages, uint64_t nsteps, uint64_t objects
         }                                                                                          \
     }
 
-RUN(holds_in_a_tiny_share, 8, 3000, 0)
-RUN(holds_in_a_small_share, 20, 3000, 0)
-RUN(holds_in_a_larger_share, 40, 3000, 0)
-RUN(holds_with_few_records, 100, 3000, 16)
+RUN(holds_in_a_tiny_share, 8, 1500, 0)
+RUN(holds_in_a_small_share, 20, 1500, 0)
+RUN(holds_in_a_larger_share, 40, 1500, 0)
+RUN(holds_with_few_records, 100, 1500, 16)

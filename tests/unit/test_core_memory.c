@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a shard takes from the system, and what it does when it gets nothing more. malloc and
+ * mprotect (which puts memory behind the shard's address ranges) are wrapped by the linker: they
+ * count, and fail from the nth call on or at it.
+ */
+#include "core_fixture.h"
+
+#include <criterion/criterion.h>
+
+#include <malloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static bool counting;
+static uint64_t mapped;      /* bytes made usable */
+static uint64_t calls;       /* that may fail, since it was set to 0 */
+static uint64_t fail_at;     /* this one fails; 0: none */
+static bool fail_ever_after; /* and all later ones */
+
+static bool fails(void)
+{
+    if (!counting) {
+        return false;
+    }
+    calls++;
+    return fail_at != 0 && (calls == fail_at || (fail_ever_after && calls > fail_at));
+}
+
+void *__real_malloc(size_t len);
+void *__real_calloc(size_t n, size_t len);
+void *__real_mmap(void *at, size_t len, int prot, int flags, int fd, off_t offset);
+int __real_mprotect(void *at, size_t len, int prot);
+void *__wrap_malloc(size_t len);
+void *__wrap_calloc(size_t n, size_t len);
+void *__wrap_mmap(void *at, size_t len, int prot, int flags, int fd, off_t offset);
+int __wrap_mprotect(void *at, size_t len, int prot);
+
+void *__wrap_malloc(size_t len)
+{
+    return fails() ? NULL : __real_malloc(len);
+}
+void *__wrap_calloc(size_t n, size_t len)
+{
+    return fails() ? NULL : __real_calloc(n, len);
+}
+void *__wrap_mmap(void *at, size_t len, int prot, int flags, int fd, off_t offset)
+{
+    return fails() ? MAP_FAILED : __real_mmap(at, len, prot, flags, fd, offset);
+}
+int __wrap_mprotect(void *at, size_t len, int prot)
+{
+    if (fails()) {
+        return -1;
+    }
+    mapped += counting ? len : 0;
+    return __real_mprotect(at, len, prot);
+}
+
+static void put_many(struct shard *s, uint64_t n, uint64_t len)
+{
+    uint8_t bytes[16];
+    struct kvs_core_key key = {.block = {.data = bytes, .len = sizeof bytes}};
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t words[2] = {i, ~i * 0x9e3779b97f4a7c15ull};
+        memcpy(bytes, words, sizeof bytes);
+        kvb_status_t status = shard_put_key(s, key, len);
+        cr_assert_eq(status, KVB_OK, "%s", kvb_status_label(status));
+    }
+}
+
+/* All that the shard asked the system for, and what it says itself, with a share to match. */
+static void check_cost(uint64_t n, uint64_t len)
+{
+    struct shard s;
+    struct kvs_core_config config = {.share_bytes =
+                                         (n * len / KVS_CORE_PAGE + 16) * KVS_CORE_PAGE * 9 / 8};
+    size_t heap = mallinfo2().uordblks + mallinfo2().hblkhd;
+    mapped = 0;
+    counting = true;
+    cr_assert_eq(shard_create(&s, &config), KVB_OK);
+    put_many(&s, n, len);
+    counting = false;
+    uint64_t taken = mapped + mallinfo2().uordblks + mallinfo2().hblkhd - heap;
+    struct kvs_core_stats stats = shard_stats(&s);
+    cr_assert_eq(stats.objects, n);
+    double each = (double)taken / (double)n;
+    double told = (double)stats.metadata_bytes / (double)n;
+    fprintf(stderr, "%llu objects of %llu bytes: %.1f bytes each, %.1f by its own count\n",
+            (unsigned long long)n, (unsigned long long)len, each, told);
+    cr_assert(each - 16 <= 128, "%.1f bytes beside the key", each - 16);
+    cr_assert(told - 16 <= 128 && told > each * 0.95, "its own count says %.1f", told);
+    cr_assert(kvs_core_validate(s.core) == NULL);
+    shard_cleanup(&s);
+}
+
+Test(core_memory, an_object_costs_at_most_128_bytes_beside_its_key)
+{
+    check_cost(120000, 64);
+    check_cost(300000, 1000);
+    check_cost(150000, 16384);
+    check_cost(100000, 70000);
+}
+
+Test(core_memory, what_is_cleared_gives_its_records_back)
+{
+    struct shard s;
+    shard_init(&s, 1024);
+    uint64_t before = shard_stats(&s).metadata_bytes;
+    put_many(&s, 200000, 64);
+    cr_assert(shard_stats(&s).metadata_bytes > before + 16000000);
+    kvs_core_clear(s.core);
+    shard_reclaim_all(&s);
+    /* The table's heads stay, and a few segments. */
+    cr_assert(shard_stats(&s).metadata_bytes < before + 6000000);
+    put_many(&s, 1000, 64);
+    cr_assert(kvs_core_validate(s.core) == NULL);
+    shard_cleanup(&s);
+}
+
+/* One of everything that takes memory. Whatever fails, the shard stays sound, and nothing is lost
+ * of what it had said yes to. */
+static kvb_status_t everything(uint64_t *put_p)
+{
+    struct shard s;
+    struct kvs_core_config config = {.share_bytes = 64 * KVS_CORE_PAGE};
+    kvb_status_t status = shard_create(&s, &config);
+    if (status != KVB_OK) {
+        return status;
+    }
+    kvb_status_t worst = KVB_OK;
+    bool there[40] = {0};
+    for (uint64_t i = 0; i < 40; i++) {
+        s.where.tenant = (uint32_t)(i * 90);
+        s.where.space = (uint32_t)i;
+        status = shard_put(&s, "a", i, 1 + i * i * 40);
+        there[i] = status == KVB_OK;
+        worst = status != KVB_OK ? status : worst;
+        *put_p += there[i];
+        (void)shard_hold(&s, "a", i, 1 + i % 3, i);
+        status = shard_find(&s, "a", i);
+        worst = there[i] && status != KVB_OK ? status : worst;
+        const char *wrong = kvs_core_validate(s.core);
+        cr_assert(wrong == NULL || strcmp(wrong, "no memory for the proof") == 0, "%s", wrong);
+    }
+    kvs_core_retire(s.core, shard_lineage(99));
+    counting = false;
+    for (uint64_t i = 0; i < 40; i++) {
+        s.where.tenant = (uint32_t)(i * 90);
+        s.where.space = (uint32_t)i;
+        cr_assert_eq(shard_has(&s, "a", i), there[i]);
+    }
+    kvs_core_clear(s.core);
+    kvs_core_session_stopped(s.core, 1);
+    shard_reclaim_all(&s);
+    cr_assert(kvs_core_validate(s.core) == NULL);
+    cr_assert_eq(shard_stats(&s).used_bytes, 0);
+    shard_cleanup(&s);
+    return worst;
+}
+
+static void fail_everything(bool ever_after)
+{
+    uint64_t put = 0;
+    calls = 0;
+    counting = true;
+    cr_assert_eq(everything(&put), KVB_OK);
+    cr_assert_eq(put, 40);
+    uint64_t all = calls;
+    cr_assert(all > 20);
+    bool seen = false;
+    for (fail_at = 1; fail_at <= all; fail_at++) {
+        put = 0;
+        calls = 0;
+        fail_ever_after = ever_after;
+        counting = true;
+        kvb_status_t status = everything(&put);
+        counting = false;
+        cr_assert(status == KVB_OK || status == KVB_ERR_NO_MEMORY, "%s", kvb_status_label(status));
+        seen = seen || status == KVB_ERR_NO_MEMORY;
+    }
+    cr_assert(seen);
+}
+
+Test(core_memory, one_allocation_that_fails_is_survived)
+{
+    fail_everything(false);
+}
+
+Test(core_memory, no_more_memory_at_all_is_survived)
+{
+    fail_everything(true);
+}
