@@ -453,11 +453,6 @@ static void finish(struct kvp_op *op)
         if (op->plan.opt_out) {
             kvp_lineage_opt_out(&instance->lineage);
         }
-        for (uint32_t i = 0; i < fsm->ntags; i++) {
-            if (fsm->tags[i].residency != KVB_UNKNOWN) {
-                instance->want[i] = fsm->tags[i].residency;
-            }
-        }
     } else if (op->status != KVB_ERR_BAD_STATE && !op->internal) {
         char state[KVP_MESSAGE_MAX / 2];
         kvp_instance_state_text(instance, state, sizeof state);
@@ -527,6 +522,11 @@ static void begin_undo(struct kvp_op *op)
         finish(op); /* attaching again reconciles */
         return;
     }
+    for (uint32_t i = 0; i < op->before.ntags; i++) {
+        if (op->before.tags[i].residency != KVB_UNKNOWN) {
+            instance->want[i] = op->before.tags[i].residency;
+        }
+    }
     uint32_t done = op->pos < op->plan.nsteps ? op->pos + 1 : op->plan.nsteps;
     if (kvp_instance_any_unknown(instance)) {
         if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL) {
@@ -537,6 +537,7 @@ static void begin_undo(struct kvp_op *op)
         kvp_plan_undo(&op->plan, done, &op->before, &op->undo);
     }
     op->undoing = true;
+    op->drain_deadline_ns = kvp_instance_in_ms(instance, op->fleet->config.bounds.drain_ms);
     op->pos = 0;
     advance(op);
 }

@@ -232,6 +232,7 @@ static void plan_wake(const struct kvp_ask *ask, const struct kvp_situation *now
         add(plan, KVP_STEP_RESTORE);
         add(plan, KVP_STEP_STATE);
         add(plan, KVP_STEP_REGISTER);
+        add(plan, KVP_STEP_AWAKE);
     }
     if (ask->weight_version[0] != '\0') {
         add(plan, KVP_STEP_VERSION);
@@ -371,10 +372,14 @@ void kvp_plan_make(const struct kvp_ask *ask, const struct kvp_situation *now,
 void kvp_plan_reconcile(struct kvp_plan *plan_p)
 {
     static const enum kvp_step steps[] = {
-        KVP_STEP_STATE,   KVP_STEP_CONVERGE, KVP_STEP_UNREGISTER, KVP_STEP_OFFLOAD,
-        KVP_STEP_DISCARD, KVP_STEP_RESTORE,  KVP_STEP_REGISTER,   KVP_STEP_SETTLE,
+        KVP_STEP_STATE,      KVP_STEP_CONVERGE, /* then, if something is to be released: */
+        KVP_STEP_STOP,       KVP_STEP_LEAVE,    KVP_STEP_RESET_LOCAL, KVP_STEP_DRAIN,
+        KVP_STEP_UNREGISTER, KVP_STEP_OFFLOAD,  KVP_STEP_DISCARD, /* and in any case: */
+        KVP_STEP_RESTORE,    KVP_STEP_REGISTER, KVP_STEP_SETTLE,
     };
     memset(plan_p, 0, sizeof *plan_p);
+    plan_p->reconcile = true;
+    plan_p->preempt = true;
     plan_p->rehand = true;
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         add(plan_p, steps[i]);

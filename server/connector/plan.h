@@ -29,6 +29,7 @@ enum kvp_who { KVP_WHO_NOBODY, KVP_WHO_SCHEDULER, KVP_WHO_WORKERS, KVP_WHO_ALL }
       KVP_STEP_RELEASE_BACK)                                                                       \
     X(RELEASE_BACK, "release", WORKERS, false, false, 0) /* of what was only just restored */      \
     X(REGISTER, "register", WORKERS, false, false, 0)    /* undone with RESTORE */                 \
+    X(AWAKE, "register", NOBODY, false, false, 0)        /* what was restored is what should be */ \
     X(STATE, "state", ALL, false, false, 0)                                                        \
     X(CONVERGE, "converge", NOBODY, false, false, 0) /* what the ranks' states leave to be done */ \
     X(SETTLE, "settle", NOBODY, false, false, 0)     /* scheduler as it should be, after that */   \
@@ -76,7 +77,8 @@ struct kvp_plan {
     struct kvb_link_release_tag release[KVB_TAGS_MAX];
     uint32_t nrestore;
     char restore[KVB_TAGS_MAX][KVB_NAME_MAX];
-    bool rehand; /* RESTORE also of what is resident: handed over anew */
+    bool reconcile; /* steps that release are for what CONVERGE found to be released */
+    bool rehand;    /* RESTORE also of what is resident: handed over anew */
     /* scheduler */
     enum kvb_pause_mode mode;
     bool preempt;

@@ -258,10 +258,14 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
                 op->blocks_held = reply->reset_local.blocks_held;
             }
             op->local_done = status == KVB_OK;
+            if (status != KVB_OK && status != KVB_ERR_BUSY) {
+                kvp_instance_schedule_reconcile(instance); /* asks again */
+            }
             KVP_LINEAGE(instance, local_reset, call->ask, status);
             break;
         case KVB_LINK_PAUSE:
             if (status == KVB_OK) {
+                KVP_LINEAGE(instance, stopped, true);
                 bool legal = kvp_fsm_scheduler(&instance->fsm, KVP_SCHED_IDLE);
                 kvb_assert(legal);
                 instance->fsm.pause_mode = kvp_op_plan(op)->mode;
@@ -269,6 +273,7 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
             break;
         case KVB_LINK_RESUME:
             if (status == KVB_OK) {
+                KVP_LINEAGE(instance, stopped, false);
                 bool legal = kvp_fsm_scheduler(&instance->fsm, KVP_SCHED_RUN);
                 kvb_assert(legal);
             }
@@ -284,6 +289,10 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
                        kvb_link_info((uint16_t)call->type)->label);
         } else if (status == KVB_ERR_DISCONNECTED) {
             kvp_op_say(op, "rank %u of the engine went away", call->rank->index);
+        } else if (status != KVB_ERR_CANCELED && call->type != KVB_LINK_EVENT &&
+                   call->type != KVB_LINK_REGISTER_REGION && call->type != KVB_LINK_RESET_LOCAL) {
+            kvp_op_say(op, "rank %u answered %s with \"%s\"", call->rank->index,
+                       kvb_link_info((uint16_t)call->type)->label, kvb_status_label(status));
         }
     }
     free(call);
@@ -375,7 +384,8 @@ static void ask_relay(struct kvp_op *op, struct kvp_session_of *session)
 
 static void ask_reset(struct kvp_op *op, struct kvp_session_of *session)
 {
-    struct kvb_link_reset_local msg = {.operation = op->record.id, .preempt = op->plan.preempt};
+    struct kvb_link_reset_local msg = {.operation = op->record.id,
+                                       .preempt = kvp_op_plan(op)->preempt};
     struct step_call *call = call_create(op, session->rank, KVB_LINK_RESET_LOCAL);
     if (call != NULL) {
         call->ask = kvp_lineage_reset_begin(&op->instance->lineage);
@@ -591,18 +601,30 @@ static enum kvp_leave leave_reason(enum kvp_operation operation)
 static bool begin_leave(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
+    const struct kvp_plan *plan = kvp_op_plan(op);
     op->leaving_begun = true;
     if (op->pos > 0 && op->plan.steps[op->pos - 1] == KVP_STEP_STATE) {
         after_state(instance);
     }
     instance->retire_status = KVB_OK;
-    op->external = !instance->lineage.coordinator || instance->lineage.reachable
-                       ? KVP_EXTERNAL_DONE
-                       : KVP_EXTERNAL_PENDING;
+    if (!plan->reconcile) {
+        op->external = !instance->lineage.coordinator || instance->lineage.reachable
+                           ? KVP_EXTERNAL_DONE
+                           : KVP_EXTERNAL_PENDING;
+    }
     kvp_instance_event(instance, "leave", kvp_operation_label(op->ask.operation));
     KVP_LINEAGE(instance, leave, leave_reason(op->ask.operation), true,
                 kvp_instance_random(instance));
     return kvp_op_wait_for(op, KVP_WAIT_ACK, KVB_NEVER);
+}
+
+static void want(struct kvp_instance *instance, const char *tag, enum kvb_residency residency)
+{
+    for (uint32_t t = 0; t < instance->fsm.ntags; t++) {
+        if (strcmp(instance->fsm.tags[t].tag, tag) == 0) {
+            instance->want[t] = residency;
+        }
+    }
 }
 
 static bool begin_discard(struct kvp_op *op)
@@ -610,11 +632,8 @@ static bool begin_discard(struct kvp_op *op)
     struct kvp_instance *instance = op->instance;
     instance->fsm.stopped_by |= op->plan.stop;
     for (uint32_t i = 0; i < op->plan.nrelease; i++) {
-        for (uint32_t t = 0; t < instance->fsm.ntags; t++) {
-            if (strcmp(instance->fsm.tags[t].tag, op->plan.release[i].tag) == 0) {
-                instance->want[t] = op->plan.release[i].offload ? KVB_OFFLOADED : KVB_DISCARDED;
-            }
-        }
+        want(instance, op->plan.release[i].tag,
+             op->plan.release[i].offload ? KVB_OFFLOADED : KVB_DISCARDED);
     }
     return on_ranks(op, KVP_WHO_WORKERS, ask_discard);
 }
@@ -666,6 +685,11 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
     const struct kvp_plan *plan = kvp_op_plan(op);
     enum kvp_who who = kvp_step_info(step)->who;
     bool pending;
+    if (plan->reconcile && plan->nrelease == 0 &&
+        (step == KVP_STEP_STOP || step == KVP_STEP_LEAVE || step == KVP_STEP_RESET_LOCAL ||
+         step == KVP_STEP_DRAIN)) {
+        return false;
+    }
     switch (step) {
     case KVP_STEP_NONE:
     case KVP_STEP_COUNT:
@@ -743,8 +767,13 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
         return false;
     case KVP_STEP_CLOSE_AWAKE:
         after_state(instance);
-        kvp_instance_refresh_tags(instance, kvp_op_plan(op));
         kvp_instance_bracket(instance, KVP_BEV_ALL_AWAKE);
+        return false;
+    case KVP_STEP_AWAKE:
+        for (uint32_t i = 0; i < plan->nrestore; i++) {
+            want(instance, plan->restore[i], KVB_RESIDENT);
+        }
+        kvp_instance_refresh_tags(instance, plan);
         return false;
     case KVP_STEP_VERSION:
         memcpy(instance->weight_version, op->ask.weight_version, sizeof instance->weight_version);

@@ -303,7 +303,12 @@ static void on_call(struct kvb_event *event)
         complete(call, call->status);
         return;
     }
+    /* Drain, unregister and register are the link's own: they do all or nothing, and say so. */
     bool link_only = call->type == KVB_LINK_EVENT || call->type == KVB_LINK_REGISTER_REGION;
+    if (link_only && call->fault != FAKE_OK && call->fault != FAKE_DIE) {
+        complete(call, call->register_ ? KVB_ERR_NO_MEMORY : KVB_ERR_TIMEOUT);
+        return;
+    }
     switch (call->fault) {
     case FAKE_OK:
     case FAKE_FAULT_COUNT:
@@ -312,7 +317,7 @@ static void on_call(struct kvb_event *event)
         }
         return;
     case FAKE_ERROR:
-        complete(call, link_only && !call->register_ ? KVB_ERR_TIMEOUT : KVB_ERR_INTERNAL);
+        complete(call, KVB_ERR_INTERNAL);
         return;
     case FAKE_LATE:
         (void)effect(call);

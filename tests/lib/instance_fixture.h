@@ -26,6 +26,7 @@ struct told {
     struct kvp_view view;
     bool has_view;
     uint64_t operation_id;
+    uint64_t calls; /* the engine had had by then */
 };
 
 struct world {
@@ -147,6 +148,7 @@ static inline void world_told_(void *arg, const struct kvp_outcome *outcome)
     struct told *told = arg;
     kvb_assert(told->times == 0);
     told->times++;
+    told->calls = told->world->engine.ncalls;
     told->status = outcome->status;
     told->nothing_to_do = outcome->nothing_to_do;
     told->local_done = outcome->local_done;
