@@ -76,8 +76,6 @@ void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *vi
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         kvb_series_set(kvb_series(metrics, states[i].which, values), states[i].value);
     }
-    kvb_series_set(kvb_series(metrics, KVP_M_REGIONS, values), view->registered_regions);
-    kvb_series_set(kvb_series(metrics, KVP_M_REGION_BYTES, values), (double)view->registered_bytes);
 }
 
 struct walk {

@@ -69,7 +69,7 @@ static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
 {
     (void)now_ns;
     struct kvp_daemon *daemon = ctx;
-    if (daemon->fleet != NULL && daemon->board != NULL) {
+    if (daemon->http != NULL) { /* whole */
         kvp_board_beat(daemon->board);
         kvp_collect_beat(&daemon->collect, daemon->fleet, lag_ns);
     }

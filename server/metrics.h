@@ -32,7 +32,8 @@
     X(INSTANCE_SHARED, GAUGE, "kvplane_instance_shared",                                           \
       "1 while the lineage of the instance has a name that others can join.", "instance",          \
       "tenant")                                                                                    \
-    X(REGIONS, GAUGE, "kvplane_regions", "Regions of engine memory registered now.", "instance")   \
+    X(REGIONS, GAUGE, "kvplane_regions", "Regions of engine memory registered now.", "instance",   \
+      "rank")                                                                                      \
     X(REGION_BYTES, GAUGE, "kvplane_region_bytes", "Bytes of engine memory registered now.",       \
       "instance")                                                                                  \
     X(SESSIONS, GAUGE, "kvplane_sessions", "Connections on the engine socket.")                    \

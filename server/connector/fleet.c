@@ -145,9 +145,9 @@ void kvp_instance_fill_view(struct kvp_instance *instance, struct kvp_view *view
     memcpy(view_p->tags, fsm->tags, fsm->ntags * sizeof fsm->tags[0]);
     for (uint32_t i = 0; i < instance->nsessions; i++) {
         const struct kvp_rank *rank = instance->sessions[i].rank;
-        for (uint32_t t = 0; t < fsm->ntags; t++) {
-            view_p->registered_regions += rank->ops->registered(rank->impl, fsm->tags[t].tag);
-        }
+        uint64_t bytes = 0;
+        view_p->registered_regions += rank->ops->registered(rank->impl, NULL, &bytes);
+        view_p->registered_bytes += bytes;
     }
     struct kvp_derived derived =
         kvp_fsm_derive(fsm, instance->attached, kvp_instance_any_unknown(instance));

@@ -82,8 +82,9 @@ struct kvp_rank_ops {
      */
     void (*register_)(void *rank, const char (*tags)[KVB_NAME_MAX], uint32_t ntags,
                       kvp_rank_done_fn done, void *arg);
-    /* Is a region of this tag registered? (truth for status and tests) */
-    uint32_t (*registered)(void *rank, const char *tag);
+    /* How many regions of this tag (NULL: all) are registered, and their bytes (may be NULL): the
+     * truth, for status and tests. */
+    uint32_t (*registered)(void *rank, const char *tag, uint64_t *bytes_p);
     /* Ends the connection; the instance hears of it by kvp_rank_events.gone, later. */
     void (*disconnect)(void *rank, const char *reason);
 };

@@ -43,9 +43,9 @@ static void op_register(void *impl, const char (*tags)[KVB_NAME_MAX], uint32_t n
     kvp_regions_register(impl, tags, ntags, done, arg);
 }
 
-static uint32_t op_registered(void *impl, const char *tag)
+static uint32_t op_registered(void *impl, const char *tag, uint64_t *bytes_p)
 {
-    return kvp_regions_registered(impl, tag, NULL);
+    return kvp_regions_registered(impl, tag, bytes_p);
 }
 
 static void op_disconnect(void *impl, const char *reason)

@@ -45,6 +45,22 @@ struct kvp_region {
     uint64_t reply_seq;
 };
 
+/* What is registered now, told where it changes. */
+static void show(const struct kvp_link_rank *rank)
+{
+    struct kvb_metrics *metrics = rank->owner->config.metrics;
+    if (metrics == NULL || rank->released) {
+        return;
+    }
+    char number[16];
+    uint64_t bytes;
+    (void)snprintf(number, sizeof number, "%u", rank->base.index);
+    const char *values[] = {rank->instance_name, number};
+    uint32_t n = kvp_regions_registered(rank, NULL, &bytes);
+    kvb_series_set(kvb_series(metrics, KVP_M_REGIONS, values), n);
+    kvb_series_set(kvb_series(metrics, KVP_M_REGION_BYTES, values), (double)bytes);
+}
+
 static bool has_tag(const char (*tags)[KVB_NAME_MAX], uint32_t ntags, const char *tag)
 {
     for (uint32_t i = 0; i < ntags; i++) {
@@ -91,6 +107,7 @@ static void settle(struct kvp_region *region)
     close_undo(region);
     kvb_list_remove(&region->link);
     free(region);
+    show(rank);
     kvp_link_rank_settle(rank);
 }
 
@@ -276,6 +293,7 @@ void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
     slot->now = region;
     slot->generation = msg->generation;
     slot->host_resident = (msg->flags & KVB_REGION_HOST_RESIDENT) != 0;
+    show(rank);
     if (old != NULL) {
         enum kvt_region_state state = kvt_region_state(old->memory);
         bool waits = state == KVT_REGION_REGISTERED || state == KVT_REGION_DRAINING;
@@ -400,6 +418,7 @@ static void on_unregistered(void *arg, struct kvt_region *memory, kvb_status_t s
     struct kvp_region *region = arg;
     struct kvp_link_rank *rank = region->rank;
     kvb_assert(memory == region->memory);
+    show(rank);
     if (region->dropped && status != KVB_OK) {
         /* A transfer that cannot be stopped holds the memory: stay at it. */
         KVB_LOG_LIMITED(WARN, "region still in use", KVB_STR("rank", rank->name),
@@ -526,6 +545,7 @@ void kvp_regions_register(struct kvp_link_rank *rank, const char (*tags)[KVB_NAM
     }
     if (status == KVB_OK) {
         admit(rank, tags, ntags, true);
+        show(rank);
     }
     rank->registering.active = true;
     rank->registering.status = status;

@@ -456,8 +456,19 @@ static void fake_register(void *impl, const char (*tags)[KVB_NAME_MAX], uint32_t
     memory_call(rank, true, tags, ntags, sim_in_ms(rank->engine->sim, 10000), done, arg);
 }
 
-static uint32_t fake_registered(void *impl, const char *tag)
+static uint32_t fake_registered(void *impl, const char *tag, uint64_t *bytes_p)
 {
+    if (bytes_p != NULL) {
+        *bytes_p = 0;
+    }
+    if (tag == NULL) {
+        const struct fake_rank *rank = impl;
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < FAKE_TAGS; i++) {
+            n += rank->tags[i].registered;
+        }
+        return n;
+    }
     const struct fake_tag *found = tag_of(impl, tag);
     return found != NULL && found->registered;
 }

@@ -1210,10 +1210,11 @@ Test(link, unregistered_means_that_nothing_of_ours_holds_the_memory)
     struct test_memory host;
     test_memory_init(&host, "link-host", 4096);
     cr_assert_eq(hand_over(&engine, 3, 1, &host, "kv_cache", KVB_REGION_HOST_RESIDENT), KVB_OK);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 3);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 3);
     size_t maps = test_count_maps("memfd:link-one");
     cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 1, "the host-resident one stays");
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1,
+                 "the host-resident one stays");
     cr_assert_eq(test_count_maps("memfd:link-one"), maps - 1);
     test_memory_cleanup(&memory1); /* the test's own hold of it */
     cr_assert_not(test_memfd_held("link-one"), "no mapping, no descriptor");
@@ -1237,7 +1238,7 @@ Test(link, a_failed_unregister_registers_again_what_it_had_undone)
     cr_assert_eq(kvt_transfer_start(&transport->base, &transfer), KVB_OK);
 
     cr_assert_eq(unregister(rank, 1000).status, KVB_ERR_TIMEOUT);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 2, "all, or nothing");
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2, "all, or nothing");
     struct kvb_slice of_two = {2, 0, 64};
     struct kvb_link_entry entry = {
         .key = {(const uint8_t *)"k", 1}, .token = good_token, .nslices = 1, .slices = &of_two};
@@ -1256,7 +1257,7 @@ Test(link, a_failed_unregister_registers_again_what_it_had_undone)
     end_batch(KVB_OK);
     cr_assert_eq(one_answer(&engine, engine.seq), KVB_OK);
     cr_assert_eq(unregister(rank, 1000).status, KVB_OK, "the retry");
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 0);
     test_memory_cleanup(&memory2);
     cr_assert_not(test_memfd_held("link-two"));
     test_memory_init(&memory2, "link-two", 8192);
@@ -1271,13 +1272,14 @@ Test(link, only_what_is_handed_over_anew_is_registered_again)
     cr_assert_eq(register_again(rank).status, KVB_ERR_BAD_STATE);
     cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_ERR_GENERATION);
     cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0, "handed over, not registered");
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 0,
+                 "handed over, not registered");
     cr_assert_eq(register_again(rank).status, KVB_ERR_BAD_STATE, "2 was not handed over");
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0, "all, or nothing");
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 0, "all, or nothing");
     cr_assert_eq(hand_over(&engine, 1, 3, &memory1, "kv_cache", 0), KVB_OK);
     cr_assert_eq(hand_over(&engine, 2, 3, &memory2, "kv_cache", 0), KVB_OK);
     cr_assert_eq(register_again(rank).status, KVB_OK);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 2);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2);
     uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
     end_batch(KVB_OK);
     cr_assert_eq(one_answer(&engine, seq), KVB_OK);
@@ -1295,11 +1297,11 @@ Test(link, a_failed_register_leaves_nothing_registered_and_the_retry_works)
     transport->register_ = KVB_ERR_LIMIT;
     cr_assert_eq(register_again(rank).status, KVB_ERR_LIMIT);
     transport->register_ = KVB_OK;
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 0);
     cr_assert_eq(hand_over(&engine, 1, 3, &memory1, "kv_cache", 0), KVB_OK);
     cr_assert_eq(hand_over(&engine, 2, 3, &memory2, "kv_cache", 0), KVB_OK);
     cr_assert_eq(register_again(rank).status, KVB_OK);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 2);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2);
     engine_end(&engine);
 }
 
@@ -1341,7 +1343,8 @@ Test(link, a_region_handed_over_anew_while_in_use_is_answered_when_the_old_one_i
     cr_assert_eq(kvt_transfer_start(&transport->base, &transfer), KVB_OK);
     send_region(&engine, 1, 2, &memory1, "kv_cache", 0);
     turn();
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 3, "the truth: the old one too");
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 3,
+                 "the truth: the old one too");
     sim_advance(&sim, 5000); /* it cannot be stopped: tried again and again */
     struct kvb_frame frame;
     uint8_t payload[64];
@@ -1352,7 +1355,7 @@ Test(link, a_region_handed_over_anew_while_in_use_is_answered_when_the_old_one_i
     cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_OK);
     end_batch(KVB_ERR_CANCELED);
     cr_assert_eq(one_answer(&engine, seq), KVB_ERR_CANCELED);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 2);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2);
     engine_end(&engine);
 }
 
@@ -1365,9 +1368,9 @@ Test(link, a_region_of_a_tag_that_hello_calls_released_waits_for_the_wake)
     test_memory_init(&memory2, "link-two", 8192);
     struct kvp_rank *rank = rank_now();
     cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 0);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 0);
     cr_assert_eq(register_again(rank).status, KVB_OK);
-    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache"), 1);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1);
     engine_end(&engine);
 }
 
