@@ -297,7 +297,9 @@ kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batc
 
 void kvs_client_cancel(struct kvs_batch *batch, uint64_t stop_deadline_ns)
 {
-    stop(batch->impl.state, false, stop_deadline_ns);
+    if (batch->impl.state != NULL) { /* not done yet */
+        stop(batch->impl.state, false, stop_deadline_ns);
+    }
 }
 
 /* ---- holds ---- */

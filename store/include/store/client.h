@@ -88,7 +88,7 @@ KVB_MUST_USE kvb_status_t kvs_client_add_node(struct kvs_client *client, const c
 KVB_MUST_USE kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batch);
 
 /* Items not begun complete CANCELED, running transfers are stopped by the deadline; done still
- * comes. Idempotent. */
+ * comes. Idempotent; a batch that is done already: no effect. */
 void kvs_client_cancel(struct kvs_batch *batch, uint64_t stop_deadline_ns);
 
 /* Gives back what a request still holds, on every node. */
