@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Out of memory at every allocation, one after the other: what was asked fails with NO_MEMORY or is
+ * done, exactly once, nothing is left behind (the leak checker sees the rest), and a retry works.
+ */
+#include "fail_alloc.h"
+#include "test_store.h"
+
+#include "base/mutex.h"
+#include "store/coordinator.h"
+
+#include <criterion/criterion.h>
+
+static const struct kvs_node_config config = {.share_bytes = MIB(4), .shards = 2};
+
+Test(store_memory, creating_fails_whole_at_every_allocation)
+{
+    struct sim_sched sim;
+    sim_init(&sim, 1);
+    kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    bool more = true;
+    for (uint64_t n = 0; more; n++) {
+        struct kvt_transport *transport = NULL;
+        struct kvs_node *node = NULL;
+        struct kvs_client *client = NULL;
+        struct kvs_coordinator *coordinator = NULL;
+        fail_alloc_arm(n);
+        kvb_status_t status = kvt_loopback_create(&sim.sched, 4, &transport);
+        if (status == KVB_OK) {
+            status = kvs_node_create(&sim.sched, transport, &config, &node);
+        }
+        if (status == KVB_OK) {
+            status = kvs_client_create(&sim.sched, &client);
+        }
+        if (status == KVB_OK) {
+            status = kvs_client_add_node(client, "a", node, 1);
+        }
+        if (status == KVB_OK) {
+            status = kvs_node_set_quota(node, "t", MIB(1));
+        }
+        if (status == KVB_OK) {
+            status = kvs_embedded_create(&sim.sched, 1, &kvs_node_reclaim, node, &coordinator);
+        }
+        more = fail_alloc_disarm();
+        cr_assert_eq(status, more ? KVB_ERR_NO_MEMORY : KVB_OK, "allocation %lu", n);
+        kvs_coordinator_destroy(coordinator);
+        kvs_client_destroy(client);
+        kvs_node_destroy(node);
+        kvt_transport_destroy(transport);
+    }
+    sim_cleanup(&sim);
+}
+
+static void on_nothing(struct kvb_timer *timer)
+{
+    (void)timer;
+}
+
+/* The scheduler's first timer takes room for many, and asserts that it gets it. */
+static void make_room_for_timers(struct test_store *store)
+{
+    struct kvb_timer timer;
+    kvb_timer_init(&timer, on_nothing);
+    kvb_sched_timer_set(&store->sim.sched, &timer, sim_in_ms(&store->sim, 1));
+    kvb_sched_timer_clear(&store->sim.sched, &timer);
+}
+
+/* True: an allocation failed on the way. */
+static bool one_try(struct test_store *store, enum kvs_batch_op op, uint64_t n)
+{
+    struct test_job job;
+    make_room_for_timers(store);
+    test_value_fill(store->memory.base, KIB(700), "t", "k", 1, 1);
+    test_job_init(&job, store, op);
+    test_job_add(&job, store, "k", 1, 0, KIB(700)); /* more extents than fit inline */
+    test_job_add(&job, store, "j", 1, 0, 100);
+    test_job_add(&job, store, "k", 1, 0, KIB(700));
+    job.batch.hold.instance = op == KVS_EXISTS ? 9 : 0;
+    fail_alloc_arm(n);
+    kvb_status_t status = kvs_client_submit(store->client, &job.batch);
+    if (status == KVB_OK) {
+        cr_assert(sim_run_until_true(&store->sim, &job.done, 1000));
+    } else {
+        cr_assert_eq(status, KVB_ERR_NO_MEMORY);
+    }
+    bool failed = fail_alloc_disarm();
+    sim_settle(&store->sim);
+    for (uint32_t i = 0; status == KVB_OK && i < 3; i++) {
+        kvb_status_t item = job.items[i].status;
+        cr_assert(item == KVB_OK || item == KVB_ERR_NO_MEMORY || item == KVB_ERR_EXISTS ||
+                      item == KVB_ERR_NOT_FOUND,
+                  "%s", kvb_status_label(item));
+        cr_assert(failed || item != KVB_ERR_NO_MEMORY);
+    }
+    struct kvs_node_stats stats = test_stats(store);
+    cr_assert_eq(stats.core.attempts + stats.core.tickets + stats.calls, 0);
+    cr_assert_eq(kvt_region_refs(store->region), 0);
+    cr_assert_null(kvs_node_validate(store->node));
+    return failed;
+}
+
+Test(store_memory, every_batch_ends_once_at_every_allocation)
+{
+    for (int op = KVS_EXISTS; op <= KVS_REMOVE; op++) {
+        bool more = true;
+        for (uint64_t n = 0; more; n++) {
+            struct test_store store;
+            test_store_open(&store, &config, false);
+            if (op != KVS_PUT) {
+                cr_assert_eq(test_put(&store, "k", 1, KIB(700), 1), KVB_OK);
+                cr_assert_eq(test_put(&store, "j", 1, 100, 1), KVB_OK);
+            }
+            more = one_try(&store, (enum kvs_batch_op)op, n);
+            cr_assert(!one_try(&store, (enum kvs_batch_op)op, UINT64_MAX - 1), "a retry works");
+            kvs_client_discard_instance(store.client, 9);
+            kvs_node_clear(store.node);
+            sim_advance(&store.sim, 1000);
+            cr_assert_eq(test_stats(&store).core.used_bytes, 0);
+            test_store_close(&store);
+        }
+    }
+}
+
+/* ---- coordinator ---- */
+
+struct asked {
+    struct kvs_coord_request request;
+    uint32_t done;
+    kvb_status_t status;
+};
+
+static void on_answer(struct kvs_coord_request *request, kvb_status_t status)
+{
+    struct asked *asked = kvb_container_of(request, struct asked, request);
+    asked->done++;
+    asked->status = status;
+}
+
+static struct kvs_member *members[3];
+static uint32_t told[3];
+
+static void on_told(void *ctx, struct kvb_lineage lineage, uint64_t retirement)
+{
+    uintptr_t i = (uintptr_t)ctx;
+    (void)lineage;
+    told[i]++;
+    kvs_member_left(members[i], retirement);
+}
+static void on_told_tenant(void *ctx, uint64_t retirement)
+{
+    on_told(ctx, (struct kvb_lineage){0}, retirement);
+}
+static void on_reachable(void *ctx, bool reachable)
+{
+    (void)ctx, (void)reachable;
+}
+static const struct kvs_member_ops member_ops = {on_told, on_told_tenant, on_reachable};
+
+Test(store_memory, a_coordinator_does_all_or_nothing_at_every_allocation)
+{
+    for (int what = 0; what < 4; what++) {
+        bool more = true;
+        for (uint64_t n = 0; more; n++) {
+            struct test_store store;
+            struct kvs_coordinator *coordinator;
+            struct asked first = {.request.done = on_answer}, asked = first;
+            test_store_open(&store, &config, false);
+            cr_assert_eq(test_put(&store, "k", 1, 100, 1), KVB_OK);
+            cr_assert_eq(kvs_embedded_create(&store.sim.sched, 1000, &kvs_node_reclaim, store.node,
+                                             &coordinator),
+                         KVB_OK);
+            for (uintptr_t i = 0; i < 3; i++) {
+                told[i] = 0;
+                cr_assert_eq(kvs_member_open(coordinator, "m", &store.space, &member_ops, (void *)i,
+                                             &members[i]),
+                             KVB_OK);
+            }
+            kvs_member_resolve(members[1], "v1", &first.request);
+            sim_settle(&store.sim);
+            struct kvb_lineage lineages[2] = {first.request.lineage, store.lineage};
+            uint64_t deadline_ns = sim_in_ms(&store.sim, 100);
+            make_room_for_timers(&store);
+            fail_alloc_arm(n);
+            if (what == 0) {
+                kvs_member_resolve(members[0], "v2", &asked.request);
+            } else if (what == 1) {
+                kvs_member_retire(members[0], lineages, 2, "v1", deadline_ns, &asked.request);
+            } else if (what == 2) {
+                kvs_tenant_reset(coordinator, "t", members[0], deadline_ns, &asked.request);
+            } else {
+                kvs_tenant_reset(coordinator, "t", NULL, deadline_ns, &asked.request);
+            }
+            more = fail_alloc_disarm();
+            sim_advance(&store.sim, 10);
+            cr_assert_eq(asked.done, 1);
+            cr_assert_eq(asked.status, more ? KVB_ERR_NO_MEMORY : KVB_OK, "%d: allocation %lu",
+                         what, n);
+            if (more) {
+                cr_assert_eq(told[0] + told[1] + told[2], 0, "nobody heard of it");
+                cr_assert_eq(test_exists(&store, "k", 1), KVB_OK);
+                struct asked check = {.request.done = on_answer};
+                kvs_member_check(members[1], "v1", lineages[0], &check.request);
+                sim_settle(&store.sim);
+                cr_assert(check.request.bound);
+            }
+            for (int i = 0; i < 3; i++) {
+                kvs_member_close(members[i]);
+            }
+            kvs_coordinator_destroy(coordinator);
+            test_store_close(&store);
+        }
+    }
+}
