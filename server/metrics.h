@@ -35,7 +35,7 @@
     X(REGIONS, GAUGE, "kvplane_regions", "Regions of engine memory registered now.", "instance",   \
       "rank")                                                                                      \
     X(REGION_BYTES, GAUGE, "kvplane_region_bytes", "Bytes of engine memory registered now.",       \
-      "instance")                                                                                  \
+      "instance", "rank")                                                                          \
     X(SESSIONS, GAUGE, "kvplane_sessions", "Connections on the engine socket.")                    \
     X(SESSIONS_ENDED, COUNTER, "kvplane_sessions_ended_total",                                     \
       "Connections on the engine socket that ended, by cause.", "cause")                           \

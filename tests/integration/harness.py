@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for the integration tests: a daemon, reference engines, a raw link client.
+
+Everything runs in a directory of its own, on free ports, and is waited for by condition and
+deadline. $KVPLANE_PROGRAM names the program. A failing test leaves its directory and says where.
+"""
+import contextlib
+import http.client
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+PROGRAM = os.environ.get("KVPLANE_PROGRAM", "build/debug/kvplane")
+SANITIZED = os.environ.get("KVPLANE_SANITIZED") == "1"
+DEADLINE_S = 30  # for anything that should be quick: only a broken program needs it
+
+
+def until(what, condition, deadline_s=DEADLINE_S):
+    """The first true value of condition(); fails, naming what, at the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline_s} s: {what}")
+        time.sleep(0.01)
+
+
+class Process:
+    """A process of the program; stdout is read by line, stderr goes to a file."""
+
+    def __init__(self, args, directory, name, pass_fds=(), env=None):
+        self.name = name
+        self.stderr_path = os.path.join(directory, name + ".err")
+        self._buffer = b""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
+        environment.update(env or {})
+        with open(self.stderr_path, "ab") as err:
+            self.popen = subprocess.Popen(
+                [PROGRAM] + args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
+                pass_fds=pass_fds, env=environment)
+
+    @property
+    def pid(self):
+        return self.popen.pid
+
+    def line(self, prefix, deadline_s=DEADLINE_S):
+        """What follows prefix on the first line that begins with it."""
+        end = time.monotonic() + deadline_s
+        out = self.popen.stdout.fileno()
+        while True:
+            while b"\n" in self._buffer:
+                line, self._buffer = self._buffer.split(b"\n", 1)
+                if line.startswith(prefix.encode()):
+                    return line[len(prefix):].decode()
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([out], [], [], left)[0]:
+                raise AssertionError(f"{self.name}: no line `{prefix}…`\n{self.stderr()}")
+            data = os.read(out, 65536)
+            if not data:
+                raise AssertionError(f"{self.name} ended: {self.popen.wait()}\n{self.stderr()}")
+            self._buffer += data
+
+    def stderr(self):
+        with open(self.stderr_path, encoding="utf-8", errors="replace") as err:
+            return err.read()[-4000:]
+
+    def kill(self, signum=signal.SIGKILL, deadline_s=DEADLINE_S):
+        """Ends it; its exit code. Idempotent."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signum)
+        try:
+            code = self.popen.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+            raise AssertionError(f"{self.name} did not end: {self.stderr()}") from None
+        self.popen.stdout.close()
+        return code
+
+    # What the kernel says of it.
+    def fds(self):
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def threads(self):
+        return len(os.listdir(f"/proc/{self.pid}/task"))
+
+    def maps(self, text=""):
+        with open(f"/proc/{self.pid}/maps", encoding="utf-8") as maps:
+            return sum(text in line for line in maps)
+
+    def status_kib(self, field):
+        with open(f"/proc/{self.pid}/status", encoding="utf-8") as status:
+            for line in status:
+                if line.startswith(field + ":"):
+                    return int(line.split()[1])
+        raise KeyError(field)
+
+
+class Daemon(Process):
+    def __init__(self, directory, *args, listen="127.0.0.1:0", env=None, name="daemon"):
+        self.directory = directory
+        self.socket = os.path.join(directory, "engine.sock")
+        super().__init__(["serve", "--listen", listen, "--engine-socket", self.socket,
+                          "--store-bytes", "64MiB", *args], directory, name, env=env)
+        self.url = self.line("kvplane ready ")
+        self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        self.port = int(port)
+
+    def request(self, method, path, body=None, headers=None, timeout=DEADLINE_S):
+        """Status and JSON (or text) of the answer."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        with contextlib.closing(connection):
+            data = json.dumps(body).encode() if body is not None else None
+            head = {"Content-Type": "application/json"} if data else {}
+            connection.request(method, path, data, {**head, **(headers or {})})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            try:
+                return answer.status, json.loads(text)
+            except ValueError:
+                return answer.status, text
+
+    def get(self, path, **kw):
+        return self.request("GET", path, **kw)
+
+    def post(self, path, body=None, **kw):
+        return self.request("POST", path, body, **kw)
+
+    def ok(self, path, body=None):
+        """Answer of a POST that must succeed."""
+        code, answer = self.post(path, body)
+        if code != 200:
+            raise AssertionError(f"{path}: {code} {answer}\n{self.stderr()}")
+        return answer
+
+    def instance(self, name):
+        code, answer = self.get(f"/v1/kvplane/instances/{name}")
+        return answer.get("instance_view", answer) if code == 200 else None
+
+    def metric(self, name, **labels):
+        """Value of one series (0 if there is none yet)."""
+        code, text = self.get("/metrics")
+        assert code == 200, text
+        for line in text.splitlines():
+            if line.startswith(name) and line[len(name)] in " {":
+                if all(f'{k}="{v}"' in line for k, v in labels.items()):
+                    return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+    def pending(self):
+        return sum(self.metric(f"kvplane_tasks_{state}", queue=queue)
+                   for state in ("queued", "running") for queue in ("put", "get", "lookup"))
+
+
+class Engine(Process):
+    """A reference engine that obeys JSON lines (engine/control.h)."""
+
+    def __init__(self, daemon, instance, *args, requests=200, name=None):
+        self.instance = instance
+        self._control, theirs = socket.socketpair()
+        self._events = []
+        self._text = b""
+        self._id = 0
+        with theirs:
+            super().__init__(
+                ["engine", "--socket", daemon.socket, "--instance", instance,
+                 "--requests", str(requests), "--control", str(theirs.fileno()), *args],
+                daemon.directory, name or instance, pass_fds=(theirs.fileno(),))
+
+    def event(self, name, deadline_s=DEADLINE_S, **match):
+        """The next event of that name (and fields)."""
+        end = time.monotonic() + deadline_s
+        while True:
+            for i, event in enumerate(self._events):
+                if event.get("event") == name and match.items() <= event.items():
+                    return self._events.pop(i)
+                if event.get("event") == "error" and match.items() <= event.items():
+                    raise AssertionError(f"{self.name}: {event}")
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self._control], [], [], left)[0]:
+                raise AssertionError(f"{self.name}: no event {name} {match}: {self._events}\n"
+                                     f"{self.stderr()}")
+            data = self._control.recv(65536)
+            if not data:
+                raise AssertionError(f"{self.name} is gone\n{self.stderr()}")
+            *lines, self._text = (self._text + data).split(b"\n")
+            self._events += [json.loads(line) for line in lines]
+
+    def command(self, cmd, **fields):
+        self._id += 1
+        line = json.dumps({"cmd": cmd, "id": self._id, **fields})
+        self._control.sendall(line.encode() + b"\n")
+        return self._id
+
+    def run(self, first, count, **fields):
+        """Runs requests of the trace; what became of their blocks."""
+        return self.wait(self.command("run", first=first, count=count, **fields))
+
+    def wait(self, number, deadline_s=60):
+        done = self.event("done", id=number, deadline_s=deadline_s)
+        return done["counts"]
+
+    def stats(self):
+        return self.event("stats", id=self.command("stats"))["stats"]
+
+    def kill(self, signum=signal.SIGKILL, deadline_s=DEADLINE_S):
+        code = super().kill(signum, deadline_s)
+        self._control.close()
+        return code
+
+
+class Case(unittest.TestCase):
+    """Processes end with the test, a test that failed leaves its directory."""
+
+    def setUp(self):
+        self.directory = tempfile.mkdtemp(prefix="kvplane-it-")
+        self.processes = []
+
+    def tearDown(self):
+        for process in reversed(self.processes):
+            process.kill()
+        outcome = self._outcome
+        result = getattr(outcome, "result", None)
+        failed = result is not None and any(
+            test is self for test, _ in result.failures + result.errors)
+        if failed:
+            print(f"left for you: {self.directory}")
+            for process in self.processes:
+                print(f"---- {process.name}\n{process.stderr()}")
+        else:
+            shutil.rmtree(self.directory)
+
+    def daemon(self, *args, **kw):
+        daemon = Daemon(self.directory, *args, **kw)
+        self.processes.append(daemon)
+        return daemon
+
+    def engine(self, daemon, instance, *args, attach=True, **kw):
+        engine = Engine(daemon, instance, *args, **kw)
+        self.processes.append(engine)
+        if attach:
+            engine.event("attached")
+        return engine
+
+    def clean(self, *processes):
+        """They end as they should: exit 0, nothing on stderr from a sanitizer."""
+        for process in processes:
+            self.assertEqual(process.kill(signal.SIGTERM), 0, process.stderr())
+            self.assertNotIn("Sanitizer", process.stderr())
+
+
+# ---- the link, byte by byte (base/frame.h, base/link.h) ----
+
+def _rotate(value, bits):
+    return ((value << bits) | (value >> (32 - bits))) & 0xFFFFFFFF
+
+
+def xxh32(data):
+    """XXH32 with seed 0."""
+    p1, p2, p3, p4, p5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
+    mask = 0xFFFFFFFF
+    at = 0
+    if len(data) >= 16:
+        lanes = [(p1 + p2) & mask, p2, 0, (-p1) & mask]
+        while at + 16 <= len(data):
+            for i, word in enumerate(struct.unpack_from("<4I", data, at)):
+                lanes[i] = _rotate((lanes[i] + word * p2) & mask, 13) * p1 & mask
+            at += 16
+        value = sum(_rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18))) & mask
+    else:
+        value = p5
+    value = (value + len(data)) & mask
+    while at + 4 <= len(data):
+        value = _rotate((value + struct.unpack_from("<I", data, at)[0] * p3) & mask, 17) * p4 & mask
+        at += 4
+    for byte in data[at:]:
+        value = _rotate((value + byte * p5) & mask, 11) * p1 & mask
+    for shift, prime in ((15, p2), (13, p3), (16, 1)):
+        value = ((value ^ (value >> shift)) * prime) & mask
+    return value
+
+
+def frame(kind, seq, payload=b"", flags=0, length=None):
+    head = struct.pack("<IHHQI", 0x3150564B, kind, flags, seq,
+                       len(payload) if length is None else length)
+    return head + struct.pack("<I", xxh32(head)) + payload
+
+
+class RawLink:
+    """A connection on the engine socket that says whatever it likes."""
+
+    def __init__(self, daemon):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(DEADLINE_S)
+        self.socket.connect(daemon.socket)
+
+    def send(self, data):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.socket.sendall(data)
+
+    def closed_by_peer(self):
+        """Reads to the end; fails if it does not come."""
+        with contextlib.suppress(ConnectionResetError):
+            while self.socket.recv(65536):
+                pass
+        self.socket.close()
+        return True

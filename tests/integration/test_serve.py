@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon and an engine as a person meets them: starting, serving, stopping."""
+import os
+import signal
+import socket
+import subprocess
+import unittest
+
+import harness
+
+
+class Serve(harness.Case):
+    def test_health_is_bad_before_an_engine_attaches_and_after_it_died(self):
+        daemon = self.daemon()
+        self.assertEqual(daemon.get("/livez")[0], 200)
+        self.assertEqual(daemon.get("/health")[0], 503)
+        engine = self.engine(daemon, "a")
+        harness.until("well", lambda: daemon.get("/health")[0] == 200)
+        self.assertEqual(daemon.get("/readyz")[0], 200)
+        engine.kill()
+        harness.until("ill", lambda: daemon.get("/health")[0] == 503)
+        self.assertEqual(daemon.get("/livez")[0], 200)
+        self.clean(daemon)
+
+    def test_what_one_engine_put_another_with_the_same_weights_gets(self):
+        daemon = self.daemon()
+        a = self.engine(daemon, "a", "--fingerprint")
+        b = self.engine(daemon, "b", "--fingerprint")
+        for name in ("a", "b"):
+            harness.until("named", lambda n=name: daemon.metric("kvplane_instance_shared",
+                                                                instance=n) == 1)
+        put = a.run(0, 40)
+        got = b.run(0, 40)
+        self.assertGreater(put["put"], 0)
+        self.assertGreater(got["hits"], 0)
+        for counts in (put, got):
+            self.assertEqual((counts["stale"], counts["torn"], counts["errors"]), (0, 0, 0))
+        self.assertGreater(daemon.metric("kvplane_gets_total", result="ok"), 0)
+        harness.until("nothing pending", lambda: daemon.pending() == 0)
+        self.clean(b, a, daemon)
+
+    def test_sigint_and_sigterm_end_it_with_0_also_with_engines_and_open_connections(self):
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            daemon = self.daemon()
+            engine = self.engine(daemon, "a")
+            with socket.create_connection((daemon.host, daemon.port)) as idle:
+                idle.sendall(b"GET /health HTTP/1.1\r\n")
+                self.assertEqual(daemon.kill(signum), 0, daemon.stderr())
+            self.assertNotIn("Sanitizer", daemon.stderr())
+            self.assertFalse(os.path.exists(daemon.socket), "the socket is gone")
+            self.clean(engine)
+
+    def test_a_request_in_work_is_answered_when_the_daemon_stops(self):
+        daemon = self.daemon()
+        self.engine(daemon, "a", "--misbehave", "pause-never")
+        connection = socket.create_connection((daemon.host, daemon.port))
+        connection.settimeout(harness.DEADLINE_S)
+        connection.sendall(b"POST /pause HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        harness.until("in work", lambda: "operation" in (daemon.instance("a") or {}))
+        daemon.popen.send_signal(signal.SIGTERM)
+        self.assertTrue(connection.recv(4096).startswith(b"HTTP/1.1 503"))
+        connection.close()
+        self.clean(daemon)
+
+    def test_a_second_daemon_on_the_socket_is_refused_and_the_first_serves_on(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        second = subprocess.run(
+            [harness.PROGRAM, "serve", "--listen", "127.0.0.1:0", "--engine-socket",
+             daemon.socket], capture_output=True, text=True, timeout=harness.DEADLINE_S)
+        self.assertEqual(second.returncode, 1)
+        self.assertIn("another daemon", second.stderr)
+        self.assertEqual(daemon.get("/health")[0], 200)
+        self.clean(engine, daemon)
+
+    def test_a_bad_command_line_ends_with_2_and_says_what_is_allowed(self):
+        for args, word in ((["--shards", "0"], "1 to 256"), (["--listen", "0.0.0.0:0"], "token"),
+                           (["--transport", "rdma"], "loopback"), (["--no-such"], "no-such")):
+            result = subprocess.run([harness.PROGRAM, "serve", *args], capture_output=True,
+                                    text=True, timeout=harness.DEADLINE_S)
+            self.assertEqual(result.returncode, 2, args)
+            self.assertIn(word, result.stderr)
+
+    def test_tokens_guard_what_acts_and_probes_need_none(self):
+        path = os.path.join(self.directory, "tokens")
+        with open(path, "w", encoding="utf-8") as tokens:
+            tokens.write("# ours\nadmin s3cret\nread look\n")
+        daemon = self.daemon("--token-file", path)
+        engine = self.engine(daemon, "a")
+        self.assertEqual(daemon.get("/health")[0], 200)
+        self.assertEqual(daemon.post("/pause")[0], 401)
+        reader = {"Authorization": "Bearer look"}
+        admin = {"Authorization": "Bearer s3cret"}
+        self.assertEqual(daemon.get("/v1/kvplane/instances", headers=reader)[0], 200)
+        self.assertEqual(daemon.post("/pause", headers=reader)[0], 403)
+        self.assertEqual(daemon.post("/pause", headers=admin)[0], 200)
+        self.clean(engine, daemon)
+
+    def test_an_engine_may_claim_only_the_tenants_of_the_config(self):
+        daemon = self.daemon("--tenants", "red=8MiB,blue")
+        refused = self.engine(daemon, "a", "--tenant", "green", attach=False)
+        self.assertIn("red=8MiB,blue", refused.event("refused")["text"])
+        refused.kill()
+        self.clean(self.engine(daemon, "b", "--tenant", "blue"), daemon)
+
+    def test_client_commands_speak_for_themselves(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+
+        def run(*args):
+            return subprocess.run([harness.PROGRAM, *args, "--url", daemon.url],
+                                  capture_output=True, text=True, timeout=harness.DEADLINE_S)
+
+        self.assertIn("instance: a", run("status").stdout)
+        self.assertEqual(run("sleep", "--level", "2").returncode, 0)
+        self.assertTrue(daemon.get("/is_sleeping")[1]["is_sleeping"])
+        self.assertEqual(run("resume").returncode, 1, "memory is not there")
+        self.assertEqual(run("wake", "--tags", "weights", "--tags", "kv_cache").returncode, 0)
+        self.assertFalse(daemon.get("/is_sleeping")[1]["is_sleeping"])
+        self.assertIn("sleep", run("ops").stdout)
+        self.assertEqual(run("sleep", "--level", "7").returncode, 1)
+        self.assertEqual(run("sleep", "--nonsense").returncode, 2)
+        self.clean(engine, daemon)
+        self.assertEqual(run("status").returncode, 3)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
