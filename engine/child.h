@@ -26,7 +26,8 @@ struct kve_child {
     int exit_status;
 };
 
-/* argv[0] is the subcommand. log: where its stderr goes. INVALID never; IO, NO_MEMORY. */
+/* argv as for execv: program, subcommand, options. log: where its stderr goes. INVALID never; IO,
+ * NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kve_child_start(struct kve_child *child, const char *name,
                                           char *const argv[], const char *log);
 /* TERM, then, if it does not end within the bound, KILL. Waits for its end. Idempotent. */

@@ -299,9 +299,10 @@ int kve_engine_turn(struct kve_engine *engine)
     if (engine->lost) {
         engine->lost = kvplane_reattach(engine->kv) != KVPLANE_OK; /* then with back-off */
     }
+    engine->changed = false;
     kve_requests_turn(engine, &more);
     kve_lifecycle_turn(engine);
     report(engine);
-    (void)kvplane_process(engine->kv); /* sends what this turn asked */
-    return more ? 0 : kve_lifecycle_wait_ms(engine);
+    (void)kvplane_process(engine->kv); /* sends what this turn asked, and may call back */
+    return more || engine->changed ? 0 : kve_lifecycle_wait_ms(engine);
 }

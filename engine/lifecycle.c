@@ -112,6 +112,7 @@ static void on_pause(void *ctx, struct kvplane_call *call, enum kvplane_pause_mo
     enum kve_how how = kve_misbehave_next(&engine->options.misbehave, KVE_CALL_pause);
     struct answer *pause;
 
+    engine->changed = true;
     if (how == KVE_REFUSE) {
         kvplane_answer(call, KVPLANE_ERR_IO);
         return;
@@ -152,6 +153,7 @@ static void on_resume(void *ctx, struct kvplane_call *call)
     struct kve_engine *engine = ctx;
     enum kve_how how = kve_misbehave_next(&engine->options.misbehave, KVE_CALL_resume);
 
+    engine->changed = true;
     if (how == KVE_REFUSE) {
         kvplane_answer(call, KVPLANE_ERR_IO);
         return;
@@ -180,6 +182,7 @@ static void on_reset_local(void *ctx, struct kvplane_call *call, bool preempt)
     uint32_t held = kve_pool_held(engine->pool);
     int result = KVPLANE_OK;
 
+    engine->changed = true;
     if (how == KVE_REFUSE) {
         kvplane_answer_reset(call, KVPLANE_ERR_IO, held);
         return;
@@ -290,6 +293,7 @@ static void on_restore(void *ctx, struct kvplane_call *call, const char *const *
     enum kve_how how = kve_misbehave_next(&engine->options.misbehave, KVE_CALL_restore);
     int result = KVPLANE_OK;
 
+    engine->changed = true;
     if (how == KVE_REFUSE) {
         kvplane_answer(call, KVPLANE_ERR_IO);
         return;
@@ -345,6 +349,7 @@ static void on_lineage(void *ctx, bool left, const char *name)
 {
     struct kve_engine *engine = ctx;
 
+    engine->changed = true;
     (void)name;
     engine->weights_written = false;
     if (left) {
@@ -381,6 +386,7 @@ static void on_disconnected(void *ctx, int reason)
 {
     struct kve_engine *engine = ctx;
 
+    engine->changed = true;
     (void)reason;
     engine->attached = false;
     engine->lost = true;
@@ -392,6 +398,7 @@ static void on_attached(void *ctx, int result)
 {
     struct kve_engine *engine = ctx;
 
+    engine->changed = true;
     engine->attached = result == KVPLANE_OK;
     engine->refused = result != KVPLANE_OK;
     if (engine->attached) {

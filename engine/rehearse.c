@@ -144,10 +144,11 @@ static int choose_fault(const char *fault)
 static bool start_daemon(struct kve_rehearsal *r)
 {
     char socket[128], log[128], url[128];
-    char serve[] = "serve", listen[] = "--listen", address[] = "127.0.0.1:0";
+    char program[] = "kvplane", serve[] = "serve", listen[] = "--listen", address[] = "127.0.0.1:0";
     char engine_socket[] = "--engine-socket", store[] = "--store-bytes";
     char bytes[32];
-    char *const argv[] = {serve, listen, address, engine_socket, socket, store, bytes, NULL};
+    char *const argv[] = {program, serve, listen, address, engine_socket,
+                          socket,  store, bytes,  NULL};
     kvb_status_t status;
 
     snprintf(socket, sizeof socket, "%s/engine.sock", r->dir);
@@ -181,11 +182,13 @@ static bool start_engine(struct kve_rehearsal *r, struct kve_side *side, bool tr
         argv[n] = args[n];                                                                         \
         n++;                                                                                       \
     } while (0)
+    ARG("kvplane");
     ARG("engine");
     ARG("--instance=%s", side->instance);
     ARG("--tenant=%s", TENANT);
     ARG("--socket=%s/engine.sock", r->dir);
     ARG("--weights-id=%" PRIu64, side->weights);
+    ARG("--weights-name=v%" PRIu64, side->weights);
     ARG("--requests=%" PRIu32, r->requests);
     ARG("--seed=%" PRIu64, r->seed);
     ARG("--control=%d", KVE_CHILD_FD);

@@ -227,6 +227,7 @@ void kve_relay(void *ctx, struct kvplane_call *call, const char *method, const c
                                     engine->session};
     relay_fn fn;
 
+    engine->changed = true;
     if (engine->options.misbehave.calls[KVE_CALL_relay].how == KVE_REFUSE &&
         kve_misbehave_next(&engine->options.misbehave, KVE_CALL_relay) == KVE_REFUSE) {
         kvplane_answer_relay(call, KVPLANE_ERR_IO, false, "told to refuse", 14);

@@ -304,6 +304,7 @@ static void on_lookup(void *arg, int result, const uint32_t *hits, size_t ngroup
         found = asked;
     }
     missed(request, result == KVPLANE_OK ? KVPLANE_ERR_NOT_FOUND : result, asked - found);
+    request->engine->changed = true;
     if (request->dead || request->again) {
         if (found > 0) {
             (void)kvplane_discard(request->engine->kv, request->number);
@@ -321,6 +322,7 @@ static void on_get(void *arg, const int *results, size_t n)
     struct kve_engine *engine = request->engine;
 
     kvb_assert(n == request->nhit);
+    engine->changed = true;
     for (uint32_t i = 0; i < n; i++) {
         struct kve_slot *slot = &request->slots[request->nlocal + i];
         COUNT(request, caught, caught(results[i]));
@@ -480,6 +482,7 @@ static void on_put(void *arg, const int *results, size_t n)
 {
     struct kve_request *request = arg;
 
+    request->engine->changed = true;
     for (size_t i = 0; i < n; i++) {
         bool stored = results[i] == KVPLANE_OK || results[i] == KVPLANE_ERR_EXISTS;
         COUNT(request, stored, stored);
