@@ -31,7 +31,7 @@ class Serve(harness.Case):
                                                                 instance=n) == 1)
         put = a.run(0, 40)
         got = b.run(0, 40)
-        self.assertGreater(put["put"], 0)
+        self.assertGreater(put["stored"], 0)
         self.assertGreater(got["hits"], 0)
         for counts in (put, got):
             self.assertEqual((counts["stale"], counts["torn"], counts["errors"]), (0, 0, 0))
