@@ -128,6 +128,11 @@ void kvp_board_stopping(struct kvp_board *board)
     atomic_store(&board->stopping, true);
 }
 
+bool kvp_board_is_stopping(struct kvp_board *board)
+{
+    return atomic_load(&board->stopping);
+}
+
 /* A copy of what is there, malloc'd. */
 static struct entry *snapshot(struct kvp_board *board, uint32_t *n_p, uint32_t *lost_p)
 {
@@ -194,7 +199,7 @@ bool kvp_board_ask(struct kvp_board *board, enum kvp_board_question question,
     if (question == KVP_BOARD_LIVE) {
         return asking.yes;
     }
-    if (atomic_load(&board->stopping) && question != KVP_BOARD_STARTED) {
+    if (kvp_board_is_stopping(board) && question != KVP_BOARD_STARTED) {
         no(&asking, "the daemon is shutting down");
     }
     struct entry *entries = snapshot(board, &n, &lost);

@@ -28,8 +28,10 @@ void kvp_board_destroy(struct kvp_board *board);
 void kvp_board_publish(struct kvp_board *board, const struct kvp_view *view);
 /* The loop has turned; at least every heartbeat_ms / 4. */
 void kvp_board_beat(struct kvp_board *board);
-/* From now on /health and /readyz say that the process is going. */
+/* From now on /health and /readyz say that the process is going, and answers close their
+ * connection. Before kvp_control_close(). */
 void kvp_board_stopping(struct kvp_board *board);
+bool kvp_board_is_stopping(struct kvp_board *board); /* any thread */
 
 /* ---- any thread, for probes ---- */
 

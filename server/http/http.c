@@ -17,9 +17,9 @@
  * resumes the connection as its last act, after which only the HTTP thread touches the exchange. So
  * nothing is locked here but the count of answers owed, which kvp_http_stop() waits for.
  *
- * Connections hang in one of two lists, oldest first: idle (no request begun) and receiving. When
- * the limit is near, the oldest idle one is shut down, else the oldest receiving one: a probe on a
- * new connection always gets in. Those whose request is being answered are never touched.
+ * Connections hang in one of two lists, oldest first: idle (no request begun) and receiving. At the
+ * limit, the oldest of both is shut down for each new one: a probe on a new connection always gets
+ * in. Those whose request is being answered are never touched.
  */
 #include "http/http.h"
 
@@ -101,7 +101,6 @@ struct kvp_http {
     pthread_mutex_t lock;
     pthread_cond_t paid; /* owed became 0 */
     uint32_t owed;       /* whole requests not yet completed */
-    bool stopping;
 };
 
 /* ---- connections ---- */
@@ -113,31 +112,36 @@ static void move_to(struct connection *connection, struct kvb_list *list, uint64
     connection->since_ns = now_ns;
 }
 
-static void shut_oldest(struct kvb_list *list, const char *why)
+static struct connection *oldest(struct kvb_list *list)
 {
-    struct kvb_list *first = kvb_list_pop(list);
-    struct connection *connection = kvb_container_of(first, struct connection, link);
+    struct kvb_list *first = kvb_list_first(list);
+    return first != NULL ? kvb_container_of(first, struct connection, link) : NULL;
+}
 
+static void shut(struct connection *connection, const char *why)
+{
+    kvb_list_remove(&connection->link);
     KVB_LOG_LIMITED(WARN, "connection closed", KVB_STR("why", why));
     shutdown(connection->fd, SHUT_RDWR); /* libmicrohttpd sees its end, and closes it */
 }
 
+/* Before one more connection is counted. */
 static void make_room(struct kvp_http *http, uint64_t now_ns)
 {
-    struct kvb_list *first;
+    struct connection *idle = oldest(&http->idle);
+    struct connection *sender;
 
-    while ((first = kvb_list_first(&http->receiving)) != NULL &&
-           now_ns - kvb_container_of(first, struct connection, link)->since_ns >
-               KVP_HTTP_RECEIVE_S * KVB_NS_PER_S) {
-        shut_oldest(&http->receiving, "its request did not arrive whole in time");
+    while ((sender = oldest(&http->receiving)) != NULL &&
+           now_ns - sender->since_ns > KVP_HTTP_RECEIVE_S * KVB_NS_PER_S) {
+        shut(sender, "its request did not arrive whole in time");
     }
-    if (http->connections <= http->connections_max) {
+    if (http->connections < http->connections_max) {
         return;
     }
-    if (!kvb_list_empty(&http->idle)) {
-        shut_oldest(&http->idle, "too many connections: the longest idle one");
-    } else if (!kvb_list_empty(&http->receiving)) {
-        shut_oldest(&http->receiving, "too many connections: the slowest sender");
+    if (idle != NULL && (sender == NULL || idle->since_ns <= sender->since_ns)) {
+        shut(idle, "too many connections: the longest idle one");
+    } else if (sender != NULL) {
+        shut(sender, "too many connections: the slowest sender");
     }
 }
 
@@ -164,10 +168,10 @@ static void connection_notice(void *cls, struct MHD_Connection *mhd, void **cont
     uint64_t now_ns = kvb_now_ns(http->config.clock);
     connection->fd = info->connect_fd;
     kvb_list_init(&connection->link);
+    make_room(http, now_ns);
     move_to(connection, &http->idle, now_ns);
     *context = connection;
     http->connections++;
-    make_room(http, now_ns);
 }
 
 /* ---- the life of an exchange ---- */
@@ -228,7 +232,8 @@ static void completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
     if (exchange == NULL) {
         return;
     }
-    kvb_assert(exchange->magic == EXCHANGE_MAGIC && exchange->phase != SUBMITTED);
+    kvb_assert(exchange->magic == EXCHANGE_MAGIC &&
+               (exchange->phase != SUBMITTED || exchange->http_status != 0));
     uint64_t now_ns = kvb_now_ns(http->config.clock);
     if (http->config.answered != NULL && exchange->http_status != 0) {
         http->config.answered(http->config.answered_ctx,
@@ -277,14 +282,6 @@ static const char out_of_memory[] =
     "{\"error\":{\"message\":\"out of memory\",\"type\":\"ServiceUnavailableError\","
     "\"param\":null,\"code\":503}}";
 
-static bool is_stopping(struct kvp_http *http)
-{
-    pthread_mutex_lock(&http->lock);
-    bool stopping = http->stopping;
-    pthread_mutex_unlock(&http->lock);
-    return stopping;
-}
-
 static enum MHD_Result queue(struct exchange *exchange, struct MHD_Response *response,
                              const char *content_type)
 {
@@ -307,7 +304,7 @@ static enum MHD_Result queue(struct exchange *exchange, struct MHD_Response *res
         ok &= MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION,
                                       exchange->request.location) == MHD_YES;
     }
-    if (exchange->close || is_stopping(exchange->http)) {
+    if (exchange->close || kvp_board_is_stopping(exchange->http->config.board)) {
         ok &= MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES;
     }
     enum MHD_Result result =
@@ -887,7 +884,6 @@ static void await_answers(struct kvp_http *http)
     clock_gettime(CLOCK_MONOTONIC, &until); /* the kernel's clock: pthread waits by no other */
     until.tv_sec += KVP_HTTP_STOP_MS / 1000;
     pthread_mutex_lock(&http->lock);
-    http->stopping = true;
     while (http->owed > 0 && error == 0) {
         error = pthread_cond_timedwait(&http->paid, &http->lock, &until);
     }

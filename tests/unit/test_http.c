@@ -1,0 +1,1023 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The real server on a loopback port, spoken to byte by byte. */
+#include "http_client.h"
+#include "rest_server.h"
+
+#include <criterion/criterion.h>
+#include <jansson.h>
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct rest_server rest;
+
+#define HOST "Host: x\r\n"
+
+static void setup(void)
+{
+    rest_start(&rest, NULL, 0);
+}
+
+static void teardown(void)
+{
+    rest_stop(&rest);
+}
+
+TestSuite(http, .init = setup, .fini = teardown, .timeout = 100);
+TestSuite(http_own, .timeout = 100); /* tests that start the server themselves */
+
+/* ---- helpers ---- */
+
+static uint32_t count_entries(const char *path)
+{
+    uint32_t n = 0;
+    DIR *dir = opendir(path);
+    cr_assert_not_null(dir);
+    while (readdir(dir) != NULL) {
+        n++;
+    }
+    closedir(dir);
+    return n;
+}
+
+static uint32_t open_fds(void)
+{
+    return count_entries("/proc/self/fd");
+}
+
+static uint32_t threads(void)
+{
+    return count_entries("/proc/self/task");
+}
+
+/* Descriptors are closed by the HTTP thread a moment after the client's end. */
+static void expect_fds(uint32_t want)
+{
+    struct timespec pause = {.tv_nsec = 2000000};
+    for (uint32_t i = 0; open_fds() != want && i < HTTP_WAIT_MS / 2; i++) {
+        nanosleep(&pause, NULL);
+    }
+    cr_expect_eq(open_fds(), want, "%u descriptors instead of %u", open_fds(), want);
+}
+
+static json_t *json_of(const struct http_answer *answer)
+{
+    return json_loadb(answer->body != NULL ? answer->body : "", answer->len, 0, NULL);
+}
+
+/* A complete answer in our shape: JSON object, its length, its request id. */
+static void expect_shape(const struct http_answer *answer, int status, const char *what)
+{
+    cr_expect_eq(answer->status, status, "%s: %d %s", what, answer->status,
+                 answer->body != NULL ? answer->body : "");
+    cr_expect_not_null(http_header(answer, "Content-Length"), "%s", what);
+    const char *type = http_header(answer, "Content-Type");
+    cr_expect(type != NULL && strcmp(type, "application/json") == 0, "%s", what);
+    cr_expect_not_null(http_header(answer, "X-Request-Id"), "%s", what);
+    json_t *json = json_of(answer);
+    cr_expect(json_is_object(json), "%s", what);
+    if (status >= 400) {
+        json_t *error = json_object_get(json, "error");
+        cr_expect(json_is_string(json_object_get(error, "message")), "%s", what);
+        cr_expect(json_is_string(json_object_get(error, "type")), "%s", what);
+        cr_expect_not_null(json_object_get(error, "param"), "%s", what);
+        cr_expect_eq(json_integer_value(json_object_get(error, "code")), status, "%s", what);
+    }
+    json_decref(json);
+}
+
+static void expect_param(const struct http_answer *answer, const char *param, const char *what)
+{
+    json_t *json = json_of(answer);
+    const char *got = json_string_value(json_object_get(json_object_get(json, "error"), "param"));
+    cr_expect(got != NULL && strcmp(got, param) == 0, "%s: %s instead of %s", what,
+              got != NULL ? got : "null", param);
+    json_decref(json);
+}
+
+static void expect_health(void)
+{
+    struct http_answer answer = http_ask(rest.port, "GET", "/health", NULL, NULL);
+    cr_expect_eq(answer.status, 200);
+    http_answer_free(&answer);
+}
+
+/* Sends raw bytes on a new connection and reads one answer of our shape. */
+static int send_raw(const void *bytes, size_t len)
+{
+    int fd = http_connect(rest.port);
+    cr_assert(fd >= 0);
+    http_send(fd, bytes, len);
+    return fd;
+}
+
+/* ---- answers ---- */
+
+Test(http, every_route_answers_in_the_one_shape_with_and_without_a_slash)
+{
+    for (uint32_t i = 0; i < KVP_ROUTE_COUNT; i++) {
+        const struct kvp_route *route = &kvp_routes[i];
+        const char *body =
+            route->id == KVP_ROUTE_init_weight_transfer_engine ? "{\"init_info\": {}}"
+            : route->id == KVP_ROUTE_update_weights            ? "{\"update_info\": {}}"
+            : route->id == KVP_ROUTE_collective_rpc            ? "{\"method\": \"reload_weights\"}"
+            : route->id == KVP_ROUTE_update_weight_version     ? "{\"new_version\": \"1\"}"
+                                                               : NULL;
+        char path[128];
+        snprintf(path, sizeof path, "%s", route->path);
+        char *brace = strchr(path, '{');
+        int status = 200;
+        if (brace != NULL) {
+            bool instance = strstr(path, "instances") != NULL;
+            bool tenant = strstr(path, "tenants") != NULL;
+            snprintf(brace, 64, "%s%s",
+                     instance ? "engine-0"
+                     : tenant ? "default"
+                              : "7",
+                     strchr(strchr(route->path, '{'), '}') + 1);
+            status = instance || tenant ? 200 : 404;
+        }
+        for (int slash = 0; slash < 2; slash++) {
+            struct http_answer answer =
+                http_ask(rest.port, route->method == KVP_GET ? "GET" : "POST", path, NULL, body);
+            if (route->id == KVP_ROUTE_metrics || route->id == KVP_ROUTE_openapi) {
+                cr_expect_eq(answer.status, 200);
+                cr_expect(answer.len > 0 && answer.body[answer.len - 1] == '\n');
+            } else {
+                expect_shape(&answer, status, path);
+            }
+            http_answer_free(&answer);
+            strcat(path, "/");
+        }
+    }
+}
+
+Test(http, metrics_and_contract_have_their_types)
+{
+    struct http_answer answer = http_ask(rest.port, "GET", "/metrics", NULL, NULL);
+    cr_expect_eq(strncmp(http_header(&answer, "Content-Type"), "text/plain; version=0.0.4", 25), 0);
+    cr_expect(strstr(answer.body, "\nkvplane_test 1\n") != NULL, "%s", answer.body);
+    http_answer_free(&answer);
+    answer = http_ask(rest.port, "GET", "/openapi.yaml", NULL, NULL);
+    cr_expect_str_eq(http_header(&answer, "Content-Type"), "application/yaml");
+    cr_expect(strstr(answer.body, "\nopenapi: 3.") != NULL);
+    http_answer_free(&answer);
+}
+
+Test(http, head_is_answered_where_get_is)
+{
+    static const char *const paths[] = {"/health", "/is_sleeping", "/metrics", "/weight_info"};
+    int fd = http_connect(rest.port);
+
+    for (size_t i = 0; i < 4; i++) { /* one connection: a body would garble the next answer */
+        char request[128];
+        snprintf(request, sizeof request, "HEAD %s HTTP/1.1\r\n" HOST "\r\n", paths[i]);
+        cr_assert(http_send_text(fd, request));
+        struct http_answer answer = http_receive(fd, true);
+        cr_expect_eq(answer.status, 200);
+        cr_expect(strtoul(http_header(&answer, "Content-Length"), NULL, 10) > 0);
+        http_answer_free(&answer);
+    }
+    close(fd);
+}
+
+Test(http, unknown_routes_and_wrong_methods_are_told)
+{
+    static const struct {
+        const char *method;
+        const char *path;
+        int status;
+        const char *allow;
+    } cases[] = {
+        {"GET", "/nosuch", 404, NULL},
+        {"GET", "//health", 404, NULL},
+        {"GET", "/health//", 404, NULL},
+        {"GET", "/", 404, NULL},
+        {"GET", "/v1%2Fkvplane/instances", 404, NULL},
+        {"GET", "/v1/kvplane/instances/a%2Fb", 404, NULL},
+        {"GET", "/health%00", 400, NULL},
+        {"POST", "/sleep%00x", 400, NULL},
+        {"POST", "/sleep%2", 400, NULL},
+        {"GET", "/sleep", 405, "POST"},
+        {"PUT", "/sleep", 405, "POST"},
+        {"DELETE", "/sleep", 405, "POST"},
+        {"HEAD", "/sleep", 405, "POST"},
+        {"OPTIONS", "/health", 405, "GET, HEAD"},
+        {"POST", "/health", 405, "GET, HEAD"},
+        {"BREW", "/health", 405, "GET, HEAD"},
+        {"OPTIONS", "*", 404, NULL},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct http_answer answer = http_ask(rest.port, cases[i].method, cases[i].path, NULL, NULL);
+        if (strcmp(cases[i].method, "HEAD") == 0) {
+            cr_expect_eq(answer.status, cases[i].status);
+        } else {
+            expect_shape(&answer, cases[i].status, cases[i].path);
+        }
+        const char *allow = http_header(&answer, "Allow");
+        cr_expect_eq(allow != NULL, cases[i].allow != NULL, "%s", cases[i].path);
+        if (allow != NULL && cases[i].allow != NULL) {
+            cr_expect_str_eq(allow, cases[i].allow);
+        }
+        http_answer_free(&answer);
+    }
+    cr_expect_eq(rest_calls(&rest), 0);
+    struct http_answer answer = http_ask(rest.port, "GET", "http://elsewhere:1/health", NULL, NULL);
+    cr_expect_eq(answer.status, 200, "absolute form, as proxies send it");
+    http_answer_free(&answer);
+}
+
+Test(http, a_request_id_is_taken_if_sane_else_made)
+{
+    static const char *const bad[] = {
+        "X-Request-Id: \r\n", "X-Request-Id: a b\r\n", "X-Request-Id: a\"b\r\n",
+        "X-Request-Id: 0123456789012345678901234567890123456789012345678901234567890123\r\n"};
+    struct http_answer answer =
+        http_ask(rest.port, "POST", "/pause", "X-Request-Id: step-7.A_b:c\r\n", NULL);
+    cr_expect_str_eq(http_header(&answer, "X-Request-Id"), "step-7.A_b:c");
+    http_answer_free(&answer);
+    pthread_mutex_lock(&rest.lock);
+    cr_expect_str_eq(fake_fleet_last(&rest.fleet)->request_id, "step-7.A_b:c");
+    pthread_mutex_unlock(&rest.lock);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        answer = http_ask(rest.port, "GET", "/nosuch", bad[i], NULL);
+        const char *id = http_header(&answer, "X-Request-Id");
+        cr_expect_eq(strlen(id), KVB_ID_HEX_LEN, "%s", id);
+        cr_expect_eq(strspn(id, "0123456789abcdef"), KVB_ID_HEX_LEN);
+        http_answer_free(&answer);
+    }
+}
+
+Test(http, bad_parameters_are_named_and_change_nothing)
+{
+    static const struct {
+        const char *target;
+        const char *body;
+        const char *param;
+    } cases[] = {
+        {"/reset_prefix_cache?reset_external", NULL, "query.reset_external"},
+        {"/reset_prefix_cache?reset_external=", NULL, "query.reset_external"},
+        {"/reset_prefix_cache?reset_external=2", NULL, "query.reset_external"},
+        {"/sleep?level", NULL, "query.level"},
+        {"/sleep?level=3", NULL, "query.level"},
+        {"/sleep?level=-1", NULL, "query.level"},
+        {"/sleep?level=invalid", NULL, "query.level"},
+        {"/sleep?level=1.5", NULL, "query.level"},
+        {"/sleep?level=2%20", NULL, "query.level"},
+        {"/sleep?level=%00", NULL, "query"},
+        {"/sleep?mode=invalid", NULL, "query.mode"},
+        {"/sleep?mode=WAIT", NULL, "query.mode"},
+        {"/sleep?instance=a/b", NULL, "query.instance"},
+        {"/sleep", "{\"level\": 3}", "body.level"},
+        {"/sleep", "{\"level\": 3", "body"},
+        {"/sleep", "level=2", "body"},
+        {"/sleep", "[1]", "body"},
+        {"/sleep", "2", "body"},
+        {"/sleep", "{\"a\": \"\\u0000\"}", "body"},
+        {"/sleep", "{\"a\": \"\xff\"}", "body"},
+        {"/sleep", "{} {}", "body"},
+        {"/pause", "{\"mode\": \"stop\"}", "body.mode"},
+        {"/wake_up", "{\"tags\": [1]}", "body.tags"},
+        {"/collective_rpc", "{}", "body.method"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct http_answer answer =
+            http_ask(rest.port, "POST", cases[i].target, NULL, cases[i].body);
+        expect_shape(&answer, 400, cases[i].target);
+        expect_param(&answer, cases[i].param, cases[i].target);
+        http_answer_free(&answer);
+    }
+    cr_expect_eq(rest_calls(&rest), 0);
+}
+
+Test(http, odd_but_legal_queries_are_served)
+{
+    static const char *const targets[] = {
+        "/reset_prefix_cache?",
+        "/reset_prefix_cache?&",
+        "/reset_prefix_cache?=true",
+        "/reset_prefix_cache?reset_external=TRUE",
+        "/wake_up?tags",
+        "/wake_up?tags=",
+        "/sleep?LEVEL=2",
+        "/sleep?levle=2",
+        "/sleep?level=2#x",
+        "/pause/?mode=keep",
+        "/reset_prefix_cache?reset_external=true&reset_external=false",
+    };
+
+    for (size_t i = 0; i < sizeof targets / sizeof targets[0]; i++) {
+        struct http_answer answer = http_ask(rest.port, "POST", targets[i], NULL, NULL);
+        int want = strchr(targets[i], '#') != NULL ? 400 : 200;
+        expect_shape(&answer, want, targets[i]);
+        http_answer_free(&answer);
+    }
+}
+
+/* ---- framing ---- */
+
+Test(http, ambiguous_requests_are_refused_and_what_they_hide_never_runs)
+{
+#define HIDDEN "POST /sleep HTTP/1.1\r\n" HOST "\r\n"
+    static const struct {
+        const char *head;
+        bool ours; /* answered by us, in JSON */
+    } cases[] = {
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+         true},
+        {"GET /health HTTP/1.1\r\n" HOST "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+         true},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: 5\r\nContent-Length: 6\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: 0\r\nContent-Length: 0\r\n", true},
+        {"GET /health HTTP/1.1\r\n" HOST "Content-Length: 0\r\nContent-Length: 9\r\n", true},
+        {"GET /nosuch HTTP/1.1\r\n" HOST "Content-Length: 0\r\nContent-Length: 9\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: +5\r\n", false},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: -1\r\n", false},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: 0x10\r\n", false},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: 5, 5\r\n", false},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: \r\n", false},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: 999999999999999999999999999999\r\n",
+         false},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length: 0000000000000000000005\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST "Content-Length : 5\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST "Transfer-Encoding : chunked\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked, gzip\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST "Transfer-Encoding: gzip\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST "Transfer-Encoding: identity\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST
+         "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+         true},
+        {"POST /pause HTTP/1.0\r\nTransfer-Encoding: chunked\r\n", true},
+        {"POST /pause HTTP/1.1\r\n", true},
+        {"POST /pause HTTP/1.1\r\n" HOST HOST, true},
+        {"POST /pause x HTTP/1.1\r\n" HOST, true},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char bytes[1024];
+        snprintf(bytes, sizeof bytes, "%s\r\n%s%s", cases[i].head, HIDDEN, HIDDEN);
+        int fd = send_raw(bytes, strlen(bytes));
+        struct http_answer answer = http_receive(fd, false);
+        if (cases[i].ours) {
+            expect_shape(&answer, 400, cases[i].head);
+            cr_expect_str_eq(http_header(&answer, "Connection"), "close");
+            cr_expect(http_closed(fd), "%s: something follows the refusal", cases[i].head);
+        } else {
+            cr_expect(answer.status == 400 || answer.status == 413, "%s", cases[i].head);
+        }
+        http_answer_free(&answer);
+        close(fd);
+    }
+    expect_health();
+    cr_expect_eq(rest_calls(&rest), 0, "a hidden request ran");
+}
+
+Test(http, a_nul_in_the_request_line_does_not_shorten_it)
+{
+    static const struct {
+        const char *bytes; /* @ stands for a NUL */
+    } lines[] = {{"POST /sleep@foo HTTP/1.1\r\n" HOST "\r\n"},
+                 {"POST /sleep@ HTTP/1.1\r\n" HOST "\r\n"},
+                 {"POST /sleep?level=1@ HTTP/1.1\r\n" HOST "\r\n"},
+                 {"POST /sleep?level=1@&x HTTP/1.1\r\n" HOST "\r\n"}};
+
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        char bytes[256];
+        size_t len = strlen(lines[i].bytes);
+        memcpy(bytes, lines[i].bytes, len);
+        *(char *)memchr(bytes, '@', len) = '\0';
+        int fd = send_raw(bytes, len);
+        struct http_answer answer = http_receive(fd, false);
+        expect_shape(&answer, 400, lines[i].bytes);
+        http_answer_free(&answer);
+        close(fd);
+    }
+    cr_expect_eq(rest_calls(&rest), 0);
+}
+
+Test(http, broken_chunks_end_the_connection_without_effect)
+{
+    static const char *const bodies[] = {"FFFFFFFFFFFFFFFFF\r\n" HIDDEN, "zz\r\n" HIDDEN,
+                                         "-1\r\n" HIDDEN, "5\r\nabc\r\n0\r\n\r\n" HIDDEN};
+
+    for (size_t i = 0; i < 4; i++) {
+        char bytes[512];
+        snprintf(bytes, sizeof bytes,
+                 "POST /pause HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n%s", bodies[i]);
+        int fd = send_raw(bytes, strlen(bytes));
+        shutdown(fd, SHUT_WR);
+        struct http_answer answer = http_receive(fd, false);
+        cr_expect(answer.status == 0 || answer.status == 400 || answer.status == 413, "%d",
+                  answer.status);
+        http_answer_free(&answer);
+        close(fd);
+    }
+    expect_health();
+    cr_expect_eq(rest_calls(&rest), 0);
+}
+
+Test(http, bodies_of_every_framing_are_read)
+{
+    static const char *const requests[] = {
+        "POST /sleep HTTP/1.1\r\n" HOST "\r\n",
+        "POST /sleep HTTP/1.1\r\n" HOST "Content-Length: 0\r\n\r\n",
+        "POST /sleep HTTP/1.1\r\n" HOST
+        "Content-Type: application/octet-stream\r\nContent-Length: 0\r\n\r\n",
+        "POST /sleep HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\n{}",
+        "POST /sleep HTTP/1.1\r\n" HOST "Transfer-Encoding: Chunked\r\n\r\n1\r\n{\r\n1;x=y\r\n}\r\n"
+        "0\r\n\r\n",
+        "POST /sleep HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n0\r\nTrailer: x\r\n\r\n",
+        "GET /health HTTP/1.1\r\n" HOST "Content-Length: 37\r\n\r\nPOST /pause HTTP/1.1\r\n"
+        "Host: localhst\r\n",
+        "GET /weight_info HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\n{}",
+        "GET /nosuch HTTP/1.1\r\n" HOST "Content-Length: 4\r\n\r\nabcd",
+        "PUT /sleep HTTP/1.1\r\n" HOST "Content-Length: 4\r\n\r\nabcd",
+        "POST /sleep?level=9 HTTP/1.1\r\n" HOST "Content-Length: 4\r\n\r\nabcd",
+    };
+    static const int statuses[] = {200, 200, 200, 200, 200, 200, 200, 200, 404, 405, 400};
+    size_t n = sizeof requests / sizeof requests[0];
+    int pipelined = http_connect(rest.port);
+    int kept = http_connect(rest.port);
+
+    for (size_t i = 0; i < n; i++) { /* one after the other, and all at once */
+        cr_assert(http_send_text(kept, requests[i]));
+        struct http_answer answer = http_receive(kept, false);
+        expect_shape(&answer, statuses[i], requests[i]);
+        http_answer_free(&answer);
+        cr_assert(http_send_text(pipelined, requests[i]));
+    }
+    for (size_t i = 0; i < n; i++) {
+        struct http_answer answer = http_receive(pipelined, false);
+        expect_shape(&answer, statuses[i], requests[i]);
+        http_answer_free(&answer);
+    }
+    close(kept);
+    close(pipelined);
+    cr_expect_eq(rest_calls(&rest), 12);
+}
+
+Test(http, expectations_are_met_or_refused)
+{
+    int fd = http_connect(rest.port);
+    http_send_text(fd, "POST /pause HTTP/1.1\r\n" HOST
+                       "Expect: 100-continue\r\nContent-Length: 2048\r\n\r\n");
+    struct http_answer answer = http_receive(fd, true);
+    cr_expect_eq(answer.status, 100);
+    cr_expect_null(http_header(&answer, "Content-Length"));
+    http_answer_free(&answer);
+    char body[2049];
+    snprintf(body, sizeof body, "{\"x\":%2041s", "1}");
+    cr_assert_eq(strlen(body), 2046);
+    http_send_text(fd, body);
+    http_send_text(fd, "  ");
+    answer = http_receive(fd, false);
+    expect_shape(&answer, 200, "after 100");
+    http_answer_free(&answer);
+    close(fd);
+
+    fd = http_connect(rest.port); /* refused before the client sends what is too large */
+    http_send_text(fd, "POST /pause HTTP/1.1\r\n" HOST
+                       "Expect: 100-continue\r\nContent-Length: 2000000\r\n\r\n");
+    answer = http_receive(fd, false);
+    expect_shape(&answer, 413, "100-continue");
+    cr_expect(http_closed(fd));
+    http_answer_free(&answer);
+    close(fd);
+
+    answer = http_ask(rest.port, "POST", "/pause", "Expect: foo\r\n", NULL);
+    expect_shape(&answer, 417, "Expect: foo");
+    http_answer_free(&answer);
+    cr_expect_eq(rest_calls(&rest), 1);
+}
+
+/* ---- sizes ---- */
+
+static char *filled(size_t len, char with)
+{
+    char *text = malloc(len + 1);
+    cr_assert_not_null(text);
+    memset(text, with, len);
+    text[len] = '\0';
+    return text;
+}
+
+Test(http, heads_have_limits)
+{
+    static const struct {
+        size_t target;
+        size_t header;
+        unsigned headers;
+        int status;
+        bool ours;
+    } cases[] = {
+        {8000, 0, 0, 404, true},     {9000, 0, 0, 414, true},      {65536, 0, 0, 414, true},
+        {1 << 20, 0, 0, 414, false}, {10, 30000, 0, 404, true},    {10, 40000, 0, 431, true},
+        {10, 65536, 0, 431, true},   {10, 1 << 20, 0, 431, false}, {10, 0, 90, 404, true},
+        {10, 0, 200, 431, true},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *target = filled(cases[i].target, 'a');
+        char *value = filled(cases[i].header, 'v');
+        int fd = http_connect(rest.port);
+        bool sent = http_send_text(fd, "GET /") && http_send_text(fd, target) &&
+                    http_send_text(fd, " HTTP/1.1\r\n" HOST "X: ") && http_send_text(fd, value) &&
+                    http_send_text(fd, "\r\n");
+        for (unsigned j = 0; sent && j < cases[i].headers; j++) {
+            sent = http_send_text(fd, "Y: z\r\n");
+        }
+        sent = sent && http_send_text(fd, "\r\n");
+        struct http_answer answer = http_receive(fd, false);
+        if (cases[i].ours) {
+            expect_shape(&answer, cases[i].status, "limits");
+        } else { /* it may have hung up on us before we could read its answer */
+            cr_expect(answer.status == cases[i].status || answer.status == 0, "%d", answer.status);
+        }
+        http_answer_free(&answer);
+        close(fd);
+        free(target);
+        free(value);
+    }
+    expect_health();
+}
+
+/* Sends a body of len bytes, a JSON object, in pieces of 64 KiB. */
+static struct http_answer send_body(const char *path, size_t len, bool chunked)
+{
+    size_t piece = 64u << 10;
+    char *text = filled(len, 'x');
+    char line[128];
+    int fd = http_connect(rest.port);
+    bool sent = true;
+
+    memcpy(text, "{\"b\":\"", 6);
+    memcpy(text + len - 2, "\"}", 2);
+    snprintf(line, sizeof line, "POST %s HTTP/1.1\r\n" HOST, path);
+    http_send_text(fd, line);
+    if (chunked) {
+        snprintf(line, sizeof line, "Transfer-Encoding: chunked\r\n\r\n");
+    } else {
+        snprintf(line, sizeof line, "Content-Length: %zu\r\n\r\n", len);
+    }
+    http_send_text(fd, line);
+    for (size_t at = 0; sent && at < len; at += piece) {
+        size_t n = len - at < piece ? len - at : piece;
+        if (chunked) {
+            snprintf(line, sizeof line, "%zx\r\n", n);
+            http_send_text(fd, line);
+        }
+        sent = http_send(fd, text + at, n) && (!chunked || http_send_text(fd, "\r\n"));
+    }
+    if (chunked) {
+        http_send_text(fd, "0\r\n\r\n");
+    }
+    struct http_answer answer = http_receive(fd, false);
+    http_answer_free(&answer);
+    cr_expect(http_send_text(fd, "GET /livez HTTP/1.1\r\n" HOST "\r\n"));
+    struct http_answer next = http_receive(fd, false); /* the connection is still good */
+    expect_shape(&next, 200, "after a large body");
+    http_answer_free(&next);
+    close(fd);
+    free(text);
+    return answer;
+}
+
+Test(http, bodies_have_limits_and_are_read_to_their_end)
+{
+    for (int chunked = 0; chunked < 2; chunked++) {
+        cr_expect_eq(send_body("/sleep", KVP_BODY_MAX, chunked).status, 200);
+        cr_expect_eq(send_body("/sleep", KVP_BODY_MAX + 1, chunked).status, 413);
+        cr_expect_eq(send_body("/sleep", 8u << 20, chunked).status, 413);
+        cr_expect_eq(send_body("/nosuch", 1u << 20, chunked).status, 404);
+    }
+    cr_expect_eq(rest_calls(&rest), 2);
+}
+
+Test(http, bodies_for_the_engine_may_be_large_and_arrive_whole)
+{
+    rest_hold(&rest, false);
+    for (int chunked = 0; chunked < 2; chunked++) {
+        cr_expect_eq(send_body("/update_weights", KVP_BODY_MAX_RELAY, chunked).status, 200);
+        pthread_mutex_lock(&rest.lock);
+        cr_expect_eq(fake_fleet_last(&rest.fleet)->ask.body_len, KVP_BODY_MAX_RELAY);
+        pthread_mutex_unlock(&rest.lock);
+        cr_expect_eq(send_body("/update_weights", KVP_BODY_MAX_RELAY + 1, chunked).status, 413);
+    }
+    cr_expect_eq(rest_calls(&rest), 2);
+}
+
+Test(http, an_endless_refused_body_ends_the_connection)
+{
+    int fd = http_connect(rest.port);
+    char *text = filled(1u << 20, 'x');
+    uint64_t sent = 0;
+
+    http_send_text(fd, "POST /sleep HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n");
+    while (sent < 4ull * KVP_HTTP_DISCARD_MAX && http_send_text(fd, "100000\r\n") &&
+           http_send(fd, text, 1u << 20) && http_send_text(fd, "\r\n")) {
+        sent += 1u << 20;
+    }
+    cr_expect_lt(sent, 4ull * KVP_HTTP_DISCARD_MAX);
+    free(text);
+    close(fd);
+    expect_health();
+}
+
+/* ---- waiting ---- */
+
+#define WAITING 60
+
+Test(http, no_thread_waits_and_probes_go_on_while_requests_wait)
+{
+    int fds[WAITING];
+    uint32_t before = open_fds();
+    uint32_t threads_before = threads();
+
+    rest_hold(&rest, true);
+    for (int i = 0; i < WAITING; i++) {
+        fds[i] = http_connect(rest.port);
+        http_send_text(fds[i], "POST /sleep HTTP/1.1\r\n" HOST "\r\n");
+    }
+    cr_assert(rest_wait_calls(&rest, WAITING));
+    cr_expect_eq(threads(), threads_before);
+    for (int i = 0; i < 20; i++) {
+        expect_health();
+    }
+    rest_finish(&rest);
+    for (int i = 0; i < WAITING; i++) {
+        struct http_answer answer = http_receive(fds[i], false);
+        expect_shape(&answer, 200, "waited");
+        http_answer_free(&answer);
+        close(fds[i]);
+    }
+    expect_fds(before);
+}
+
+Test(http, clients_that_vanish_cancel_nothing_and_leave_nothing)
+{
+    uint32_t before = open_fds();
+
+    rest_hold(&rest, true);
+    for (int i = 0; i < WAITING; i++) {
+        int fd = http_connect(rest.port);
+        http_send_text(fd, "POST /sleep HTTP/1.1\r\n" HOST "\r\n");
+        cr_assert(rest_wait_calls(&rest, (uint32_t)i + 1));
+        if (i % 2 == 0) { /* with a reset instead of an orderly end */
+            struct linger now = {.l_onoff = 1};
+            setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+        }
+        close(fd);
+    }
+    expect_health();
+    pthread_mutex_lock(&rest.lock);
+    for (uint32_t i = 0; i < WAITING; i++) {
+        cr_expect(rest.fleet.calls[i].open, "canceled by the client's end");
+    }
+    pthread_mutex_unlock(&rest.lock);
+    rest_finish(&rest);
+    expect_fds(before);
+    expect_health();
+}
+
+Test(http, vanishing_in_the_middle_of_a_request_leaves_nothing)
+{
+    static const char request[] =
+        "POST /update_weights?x=y HTTP/1.1\r\n" HOST "Content-Length: 12\r\n\r\n{\"abc\": 123}";
+    uint32_t before = open_fds();
+
+    for (size_t cut = 1; cut < sizeof request - 1; cut++) {
+        int fd = http_connect(rest.port);
+        http_send(fd, request, cut);
+        close(fd);
+    }
+    expect_fds(before);
+    expect_health();
+    cr_expect_eq(rest_calls(&rest), 0);
+}
+
+Test(http_own, too_many_in_flight_are_told_to_come_back)
+{
+    rest_start(&rest, NULL, 4);
+    int fds[4];
+
+    rest_hold(&rest, true);
+    for (int i = 0; i < 4; i++) {
+        fds[i] = http_connect(rest.port);
+        http_send_text(fds[i], "POST /sleep HTTP/1.1\r\n" HOST "\r\n");
+    }
+    cr_assert(rest_wait_calls(&rest, 4));
+    struct http_answer answer = http_ask(rest.port, "POST", "/sleep", NULL, NULL);
+    expect_shape(&answer, 503, "full");
+    cr_expect_str_eq(http_header(&answer, "Retry-After"), "1");
+    http_answer_free(&answer);
+    expect_health();
+    rest_finish(&rest);
+    for (int i = 0; i < 4; i++) {
+        answer = http_receive(fds[i], false);
+        cr_expect_eq(answer.status, 200);
+        http_answer_free(&answer);
+        close(fds[i]);
+    }
+    rest_hold(&rest, false);
+    answer = http_ask(rest.port, "POST", "/sleep", NULL, NULL);
+    cr_expect_eq(answer.status, 200);
+    http_answer_free(&answer);
+    rest_stop(&rest);
+}
+
+Test(http, respond_async_is_202_with_location_only_when_asked)
+{
+    rest_hold(&rest, true);
+    struct http_answer answer =
+        http_ask(rest.port, "POST", "/sleep", "Prefer: wait=5, Respond-Async\r\n", NULL);
+    expect_shape(&answer, 202, "async");
+    cr_expect_str_eq(http_header(&answer, "Location"), "/v1/kvplane/operations/1");
+    http_answer_free(&answer);
+    rest_hold(&rest, false);
+    rest_finish(&rest);
+    answer = http_ask(rest.port, "POST", "/sleep", "Prefer: respond-asynchronously\r\n", NULL);
+    expect_shape(&answer, 200, "not asked");
+    cr_expect_null(http_header(&answer, "Location"));
+    http_answer_free(&answer);
+}
+
+/* ---- many and slow connections ---- */
+
+static void allow_many_fds(void)
+{
+    struct rlimit files;
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = files.rlim_max < 8192 ? files.rlim_max : 8192;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+}
+
+#define IDLE 1000
+
+Test(http_own, a_thousand_idle_connections_are_kept_and_cost_no_thread)
+{
+    static int fds[IDLE];
+
+    allow_many_fds();
+    rest_start(&rest, NULL, 0);
+    uint32_t before = open_fds();
+    uint32_t threads_before = threads();
+    for (int i = 0; i < IDLE; i++) {
+        fds[i] = http_connect(rest.port);
+        cr_assert(fds[i] >= 0);
+        cr_assert(http_send_text(fds[i], "GET /health HTTP/1.1\r\n" HOST "\r\n"));
+        struct http_answer answer = http_receive(fds[i], false);
+        cr_assert_eq(answer.status, 200);
+        http_answer_free(&answer);
+    }
+    cr_expect_eq(open_fds(), before + 2 * IDLE);
+    cr_expect_eq(threads(), threads_before);
+    expect_health();
+    for (int i = 0; i < IDLE; i += 100) { /* they still work */
+        cr_assert(http_send_text(fds[i], "GET /health HTTP/1.1\r\n" HOST "\r\n"));
+        struct http_answer answer = http_receive(fds[i], false);
+        cr_expect_eq(answer.status, 200);
+        http_answer_free(&answer);
+    }
+    for (int i = 0; i < IDLE; i++) {
+        close(fds[i]);
+    }
+    expect_fds(before);
+    rest_stop(&rest);
+    cr_expect_eq(threads(), threads_before - 2); /* the HTTP thread and the loop */
+}
+
+#define LIMIT 64
+
+/* Opens LIMIT + 50 connections that got as far as text, and asks for health with each. */
+static void crowd(const char *text)
+{
+    struct kvp_http_config config = {.connections_max = LIMIT};
+    int fds[LIMIT + 50];
+    uint32_t closed = 0;
+
+    rest_start(&rest, &config, 0);
+    uint32_t before = open_fds();
+    for (int i = 0; i < LIMIT + 50; i++) {
+        fds[i] = http_connect(rest.port);
+        http_send_text(fds[i], text);
+        expect_health();
+    }
+    for (int i = 0; i < LIMIT + 50; i++) {
+        char byte;
+        closed += recv(fds[i], &byte, 1, MSG_DONTWAIT) == 0;
+        close(fds[i]);
+    }
+    cr_expect(closed >= 50, "%u closed to make room", closed);
+    expect_fds(before);
+    expect_health();
+    rest_stop(&rest);
+}
+
+Test(http_own, idle_connections_beyond_the_limit_make_room)
+{
+    crowd("");
+}
+
+Test(http_own, slow_senders_beyond_the_limit_make_room)
+{
+    crowd("POST /sleep HTTP/1.1\r\nHost: x\r\nX: ");
+}
+
+Test(http_own, slow_bodies_beyond_the_limit_make_room)
+{
+    crowd("POST /sleep HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{");
+}
+
+Test(http_own, requests_that_wait_are_never_sacrificed)
+{
+    struct kvp_http_config config = {.connections_max = 16};
+    int waiting[8], idle[40];
+
+    rest_start(&rest, &config, 0);
+    rest_hold(&rest, true);
+    for (int i = 0; i < 8; i++) {
+        waiting[i] = http_connect(rest.port);
+        http_send_text(waiting[i], "POST /sleep HTTP/1.1\r\n" HOST "\r\n");
+    }
+    cr_assert(rest_wait_calls(&rest, 8));
+    for (int i = 0; i < 40; i++) {
+        idle[i] = http_connect(rest.port);
+        expect_health();
+    }
+    rest_finish(&rest);
+    for (int i = 0; i < 8; i++) {
+        struct http_answer answer = http_receive(waiting[i], false);
+        expect_shape(&answer, 200, "waited in a crowd");
+        http_answer_free(&answer);
+        close(waiting[i]);
+    }
+    for (int i = 0; i < 40; i++) {
+        close(idle[i]);
+    }
+    rest_stop(&rest);
+}
+
+Test(http, a_request_that_comes_byte_by_byte_is_answered_and_stalls_nobody)
+{
+    static const char request[] =
+        "POST /sleep?level=2 HTTP/1.1\r\n" HOST "Content-Length: 16\r\n\r\n{\"mode\": \"keep\"}";
+    int fd = http_connect(rest.port);
+
+    for (size_t i = 0; i < sizeof request - 1; i++) {
+        cr_assert(http_send(fd, request + i, 1));
+        expect_health();
+    }
+    struct http_answer answer = http_receive(fd, false);
+    expect_shape(&answer, 200, "byte by byte");
+    cr_expect(strstr(answer.body, "\"level\":2,\"mode\":\"keep\"") != NULL, "%s", answer.body);
+    http_answer_free(&answer);
+    close(fd);
+}
+
+Test(http_own, connections_of_one_address_have_a_limit_if_configured)
+{
+    struct kvp_http_config config = {.connections_per_ip_max = 3};
+    int fds[5];
+    uint32_t closed = 0;
+
+    rest_start(&rest, &config, 0);
+    for (int i = 0; i < 5; i++) {
+        fds[i] = http_connect(rest.port);
+        http_send_text(fds[i], "GET /health HTTP/1.1\r\n" HOST "\r\n");
+        struct http_answer answer = http_receive(fds[i], false);
+        closed += answer.status == 0;
+        http_answer_free(&answer);
+    }
+    cr_expect_eq(closed, 2);
+    for (int i = 0; i < 5; i++) {
+        close(fds[i]);
+    }
+    rest_stop(&rest);
+}
+
+Test(http_own, idle_connections_are_closed_in_time)
+{
+    struct kvp_http_config config = {.idle_timeout_s = 1};
+    rest_start(&rest, &config, 0);
+    int idle = http_connect(rest.port);
+    int slow = http_connect(rest.port);
+    http_send_text(slow, "POST /sleep HTTP/1.1\r\n");
+    cr_expect(http_closed(idle));
+    cr_expect(http_closed(slow));
+    close(idle);
+    close(slow);
+    rest_stop(&rest);
+}
+
+/* ---- tokens ---- */
+
+Test(http_own, tokens_open_what_their_role_may)
+{
+    static const struct kvp_http_token tokens[] = {{"reader-secret", KVP_ROLE_READ},
+                                                   {"admin-secret", KVP_ROLE_ADMIN}};
+    static const struct {
+        const char *method;
+        const char *path;
+        const char *header;
+        int status;
+    } cases[] = {
+        {"GET", "/health", NULL, 200},
+        {"GET", "/metrics", "Authorization: Bearer wrong\r\n", 200},
+        {"GET", "/weight_info", NULL, 401},
+        {"GET", "/weight_info", "Authorization: Bearer None\r\n", 401},
+        {"GET", "/weight_info", "Authorization: Bearer \r\n", 401},
+        {"GET", "/weight_info", "Authorization: Bearer reader-secre\r\n", 401},
+        {"GET", "/weight_info", "Authorization: Bearer reader-secret2\r\n", 401},
+        {"GET", "/weight_info", "Authorization: Basic reader-secret\r\n", 401},
+        {"GET", "/weight_info", "Authorization: bearer reader-secret\r\n", 200},
+        {"GET", "/weight_info", "Authorization: Bearer admin-secret\r\n", 200},
+        {"POST", "/sleep", NULL, 401},
+        {"POST", "/sleep", "Authorization: Bearer reader-secret\r\n", 403},
+        {"POST", "/sleep", "Authorization: Bearer admin-secret\r\n", 200},
+        {"GET", "/nosuch", NULL, 404},
+    };
+    struct kvp_http_config config = {.tokens = tokens, .ntokens = 2};
+
+    rest_start(&rest, &config, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct http_answer answer =
+            http_ask(rest.port, cases[i].method, cases[i].path, cases[i].header, NULL);
+        cr_expect_eq(answer.status, cases[i].status, "%s %s: %d", cases[i].path,
+                     cases[i].header != NULL ? cases[i].header : "-", answer.status);
+        if (cases[i].status == 401) {
+            expect_shape(&answer, 401, cases[i].path);
+            cr_expect_str_eq(http_header(&answer, "WWW-Authenticate"), "Bearer");
+        }
+        http_answer_free(&answer);
+    }
+    cr_expect_eq(rest_calls(&rest), 1);
+    rest_stop(&rest);
+}
+
+Test(http, authorization_is_not_looked_at_without_tokens)
+{
+    struct http_answer answer =
+        http_ask(rest.port, "POST", "/sleep", "Authorization: Bearer None\r\n", NULL);
+    expect_shape(&answer, 200, "Bearer None");
+    http_answer_free(&answer);
+}
+
+/* ---- stopping ---- */
+
+Test(http_own, stopping_answers_everyone_who_waits)
+{
+    int fds[8];
+    uint32_t before = open_fds();
+    uint32_t threads_before = threads();
+
+    rest_start(&rest, NULL, 0);
+    rest_hold(&rest, true);
+    for (int i = 0; i < 8; i++) {
+        fds[i] = http_connect(rest.port);
+        http_send_text(fds[i], "POST /sleep HTTP/1.1\r\n" HOST "\r\n");
+    }
+    int half = http_connect(rest.port);
+    http_send_text(half, "POST /sleep HTTP/1.1\r\nHo");
+    cr_assert(rest_wait_calls(&rest, 8));
+    rest_stop(&rest);
+    for (int i = 0; i < 8; i++) {
+        struct http_answer answer = http_receive(fds[i], false);
+        expect_shape(&answer, 503, "stopping");
+        cr_expect_str_eq(http_header(&answer, "Connection"), "close");
+        cr_expect(http_closed(fds[i]));
+        http_answer_free(&answer);
+        close(fds[i]);
+    }
+    cr_expect(http_closed(half));
+    close(half);
+    cr_expect(http_connect(rest.port) < 0, "still listening");
+    expect_fds(before);
+    cr_expect_eq(threads(), threads_before);
+}
+
+Test(http_own, two_servers_do_not_share_a_port)
+{
+    struct kvp_http *second = NULL;
+
+    rest_start(&rest, NULL, 0);
+    uint32_t before = open_fds();
+    struct kvp_http_config config = {.port = rest.port,
+                                     .clock = &kvb_clock_real,
+                                     .random = &kvb_random_real,
+                                     .board = rest.board};
+    cr_expect_eq(kvp_http_start(&config, &second), KVB_ERR_IO);
+    config.address = "no such address";
+    cr_expect_eq(kvp_http_start(&config, &second), KVB_ERR_INVALID);
+    cr_expect_null(second);
+    cr_expect_eq(open_fds(), before);
+    rest_stop(&rest);
+}
