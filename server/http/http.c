@@ -815,10 +815,12 @@ static struct MHD_Daemon *start_daemon(struct kvp_http *http)
     unsigned idle_s =
         http->config.idle_timeout_s != 0 ? http->config.idle_timeout_s : KVP_HTTP_IDLE_S;
 
-    /* Not strict: 0.9.75 would add one check, of Host, which kvp_framing_ambiguous() makes too; and
-     * what it finds wrong itself it answers with its header sent twice. */
+    /* poll, not epoll: 0.9.75 uses edge-triggered epoll and misses the end of a client that came
+     * together with the first part of a request, so that vanished clients stay until the idle
+     * timeout. Not strict: that would add one check, of Host, which kvp_framing_ambiguous() makes
+     * too; and what the library finds wrong itself it answers with its header sent twice. */
     return MHD_start_daemon(
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
+        MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
         handle, http, MHD_OPTION_EXTERNAL_LOGGER, log_line, NULL, MHD_OPTION_LISTEN_SOCKET,
         http->listener, MHD_OPTION_NOTIFY_CONNECTION, connection_notice, http,
         MHD_OPTION_URI_LOG_CALLBACK, target_known, http, MHD_OPTION_NOTIFY_COMPLETED, completed,
