@@ -91,11 +91,28 @@ static kvb_status_t check_extents(const struct kvt_transfer *transfer, uint64_t 
     return len == slices_len ? KVB_OK : KVB_ERR_INVALID;
 }
 
-static void put_regions(const struct kvt_transfer *transfer)
+void kvt_slices_get(const struct kvt_slice *slices, uint32_t n)
 {
-    for (uint32_t i = 0; i < transfer->nslices; i++) {
-        kvt_region_put(transfer->slices[i].region);
+    for (uint32_t i = 0; i < n; i++) {
+        kvt_region_get(slices[i].region);
     }
+}
+
+void kvt_slices_put(const struct kvt_slice *slices, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        kvt_region_put(slices[i].region);
+    }
+}
+
+bool kvt_slices_gone(const struct kvt_slice *slices, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (slices[i].region->state == KVT_REGION_UNREGISTERED) {
+            return !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED);
+        }
+    }
+    return false;
 }
 
 kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_transfer *transfer)
@@ -112,10 +129,7 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
     if (transport->in_flight >= transport->in_flight_max) {
         return KVB_ERR_AGAIN;
     }
-    for (uint32_t i = 0; i < transfer->nslices; i++) {
-        kvb_assert(transfer->slices[i].region->transport == transport);
-        kvt_region_get(transfer->slices[i].region);
-    }
+    kvt_slices_get(transfer->slices, transfer->nslices);
     transfer->impl.transport = transport;
     transfer->impl.state = NULL;
     kvb_list_push_back(&transport->transfers, &transfer->impl.link);
@@ -125,7 +139,7 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
     if (status != KVB_OK) {
         transport->in_flight--;
         kvb_list_remove(&transfer->impl.link);
-        put_regions(transfer);
+        kvt_slices_put(transfer->slices, transfer->nslices);
     }
     return status;
 }
@@ -136,26 +150,14 @@ void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_n
     transport->ops->cancel(transport, transfer, stop_deadline_ns);
 }
 
-/* A region goes only when no transfer names it, so this finds one only where that protection was
- * taken out. */
-static bool region_gone(const struct kvt_transfer *transfer)
-{
-    for (uint32_t i = 0; i < transfer->nslices; i++) {
-        if (transfer->slices[i].region->state == KVT_REGION_UNREGISTERED) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void kvt_transfer_finish(struct kvt_transfer *transfer, kvb_status_t status)
 {
     struct kvt_transport *transport = transfer->impl.transport;
-    if (status == KVB_OK && region_gone(transfer) && !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED)) {
+    if (status == KVB_OK && kvt_slices_gone(transfer->slices, transfer->nslices)) {
         status = KVB_ERR_GENERATION;
     }
     transport->in_flight--;
     kvb_list_remove(&transfer->impl.link);
-    put_regions(transfer);
+    kvt_slices_put(transfer->slices, transfer->nslices);
     transfer->done(transfer, status);
 }

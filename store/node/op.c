@@ -102,11 +102,13 @@ static struct kvs_core_key key_of(const struct kvs_item *item)
 static void finish(struct op *op, kvb_status_t status, uint64_t len)
 {
     struct kvs_local_call *call = op->call;
-    uint32_t item = op->item;
+    uint32_t index = op->item;
+    const struct kvs_item *item = item_of(op);
     kvb_assert(!kvb_timer_armed(&op->hold));
+    kvt_slices_put(item->slices, item->nslices);
     put_op(call->local, op);
     call->local->nops--;
-    kvs_local_answer(call, item, status, len);
+    kvs_local_answer(call, index, status, len);
     kvs_local_wake(call);
 }
 
@@ -272,13 +274,17 @@ static void get_verify(struct op *op)
         get_failed(op, op->stopped);
         return;
     }
+    const struct kvs_item *item = item_of(op);
     kvb_status_t status = get_release(op);
+    if (status == KVB_OK && kvt_slices_gone(item->slices, item->nslices)) {
+        status = KVB_ERR_GENERATION;
+    }
     if (status == KVB_OK && op->transfer.checksum != op->found.checksum &&
         !kvb_fault_all(KVB_FAULT_TICKET_IGNORED)) {
         status = KVB_ERR_CHECKSUM;
         KVB_LOG_LIMITED(WARN, "bytes read do not match their checksum",
                         KVB_U64("bytes", op->found.len));
-        struct kvs_core_key key = key_of(item_of(op));
+        struct kvs_core_key key = key_of(item);
         kvs_scrub_start(home(op), op->shard, &op->call->where, &key);
     }
     finish(op, status, op->found.len);
@@ -357,11 +363,13 @@ kvb_status_t kvs_op_begin(struct kvs_local_call *call, uint32_t index)
     op->stopped = KVB_OK;
     op->len = len;
     kvb_list_push_back(&call->ops, &op->link);
+    kvt_slices_get(item->slices, item->nslices);
     local->nops++;
 
     struct kvs_core_key key = key_of(item);
     status = call->call->batch->op == KVS_PUT ? put_begin(op, &key) : get_begin(op, &key);
     if (status == KVB_ERR_AGAIN) {
+        kvt_slices_put(item->slices, item->nslices);
         put_op(local, op);
         local->nops--;
     } else if (status != KVB_OK) {

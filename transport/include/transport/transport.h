@@ -91,6 +91,15 @@ KVB_MUST_USE kvb_status_t kvt_slices_check(const struct kvt_slice *slices, uint3
                                            uint64_t *len_p);
 
 /*
+ * Holds the regions that slices name, as a running transfer does, for what has steps of its own
+ * before and after one: unregistering waits for it, too. All registered (asserted). gone: one of
+ * them was released all the same (possible only where that protection was taken out).
+ */
+void kvt_slices_get(const struct kvt_slice *slices, uint32_t n);
+void kvt_slices_put(const struct kvt_slice *slices, uint32_t n);
+bool kvt_slices_gone(const struct kvt_slice *slices, uint32_t n);
+
+/*
  * Begins a transfer; takes a reference on every region named. Not taken, nothing started, on:
  * INVALID (lengths differ, a slice or extent that is empty or outside, nothing to move), GENERATION
  * (a region is not registered), AGAIN (in_flight_max: the completion of any transfer makes room).
