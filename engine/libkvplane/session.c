@@ -392,7 +392,7 @@ static kvb_status_t parse(struct kvplane *kv, size_t *need_p)
             status = KVB_ERR_PROTOCOL;
             break;
         }
-        need = KVB_FRAME_HEADER_LEN + frame.len;
+        need = KVB_FRAME_HEADER_LEN + (size_t)frame.len;
         if (kv->in_len - at < need) {
             break;
         }
