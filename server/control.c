@@ -26,7 +26,6 @@ struct kvp_control {
     struct kvb_queue submitted;
     atomic_uint open;         /* requests taken and not yet replied to; any thread */
     struct kvb_list pendings; /* loop thread */
-    bool closed;              /* loop thread */
 };
 
 /* A request whose answer comes later. */
@@ -1084,7 +1083,6 @@ static void drop(void *ctx, struct kvb_item *item)
 
 void kvp_control_close(struct kvp_control *control)
 {
-    control->closed = true;
     kvb_queue_close(&control->submitted, drop, control);
     kvb_list_each(&control->pendings, link)
     {
@@ -1100,8 +1098,8 @@ void kvp_control_close(struct kvp_control *control)
 void kvp_control_destroy(struct kvp_control *control)
 {
     if (control != NULL) {
-        kvb_assert(control->closed && kvb_list_empty(&control->pendings) &&
-                   atomic_load(&control->open) == 0);
+        kvp_control_close(control); /* already done, unless the daemon never started */
+        kvb_assert(kvb_list_empty(&control->pendings) && atomic_load(&control->open) == 0);
         kvb_queue_cleanup(&control->submitted);
         free(control);
     }

@@ -56,8 +56,8 @@ KVB_MUST_USE kvb_status_t kvp_control_submit(struct kvp_control *control,
 void kvp_control_run(struct kvp_control *control);
 /* Loop thread: replies 503 to everything still open, and CANCELED to every later submit. */
 void kvp_control_close(struct kvp_control *control);
-/* Closed before; after kvp_fleet_destroy() and after the coordinator completed what it was asked:
- * until then what was started may still end, and bodies that were relayed are still read. */
+/* After kvp_fleet_destroy() and kvs_coordinator_destroy(), which end what control started: until
+ * then outcomes still come, and bodies that were relayed are still read. */
 void kvp_control_destroy(struct kvp_control *control);
 
 /* Does a collective_rpc of this method count as a weight change (DESIGN.md section 4)? */

@@ -402,10 +402,10 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
     if (daemon->link != NULL) {
         kvp_link_destroy(daemon->link);
     }
+    destroy_store(daemon); /* ends what control asked of the coordinator */
     if (daemon->control != NULL) {
         kvp_control_destroy(daemon->control);
     }
-    destroy_store(daemon);
     if (daemon->board != NULL) {
         kvp_board_destroy(daemon->board);
     }

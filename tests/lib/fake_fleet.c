@@ -134,12 +134,21 @@ bool kvp_fleet_operation(struct kvp_fleet *fleet, uint64_t id,
     return false;
 }
 
+void fake_coordinator_finish(struct kvs_coordinator *coordinator, kvb_status_t status)
+{
+    uint32_t n = coordinator->nresets;
+    coordinator->nresets = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        coordinator->resets[i]->done(coordinator->resets[i], status);
+    }
+}
+
 void kvs_tenant_reset(struct kvs_coordinator *coordinator, const char *tenant,
                       struct kvs_member *member, uint64_t deadline_ns,
                       struct kvs_coord_request *request)
 {
-    kvb_assert(coordinator->reset == NULL && member == NULL);
-    coordinator->reset = request;
+    kvb_assert(coordinator->nresets < FAKE_RESETS && member == NULL);
+    coordinator->resets[coordinator->nresets++] = request;
     coordinator->reset_deadline_ns = deadline_ns;
     snprintf(coordinator->reset_tenant, sizeof coordinator->reset_tenant, "%s", tenant);
 }

@@ -12,6 +12,7 @@
 #define FAKE_INSTANCES 4
 #define FAKE_CALLS     256
 #define FAKE_RECORDS   4
+#define FAKE_RESETS    16
 
 struct fake_call {
     bool open;
@@ -48,9 +49,12 @@ struct fake_name {
 struct kvs_coordinator {
     struct fake_name names[4];
     uint32_t nnames;
-    struct kvs_coord_request *reset; /* in progress */
+    struct kvs_coord_request *resets[FAKE_RESETS]; /* in progress */
+    uint32_t nresets;
     char reset_tenant[KVB_NAME_MAX];
     uint64_t reset_deadline_ns;
 };
+/* Ends every reset in progress. */
+void fake_coordinator_finish(struct kvs_coordinator *coordinator, kvb_status_t status);
 
 #endif

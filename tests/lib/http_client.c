@@ -100,7 +100,7 @@ void http_answer_free(struct http_answer *answer)
 
 const char *http_header(const struct http_answer *answer, const char *name)
 {
-    static char value[1024];
+    static _Thread_local char value[1024];
     size_t len = strlen(name);
 
     for (const char *line = answer->head; line != NULL; line = strstr(line, "\r\n")) {

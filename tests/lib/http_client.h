@@ -24,7 +24,7 @@ bool http_send_text(int fd, const char *text);
 /* The next answer on this connection. no_body: to a HEAD, or an interim one. */
 struct http_answer http_receive(int fd, bool no_body);
 void http_answer_free(struct http_answer *answer);
-/* Value of a header of the answer, copied into a static buffer; NULL if there is none. */
+/* Value of a header of the answer, copied into a buffer of the thread; NULL if there is none. */
 const char *http_header(const struct http_answer *answer, const char *name);
 /* True once the other side has closed and no byte is left. */
 bool http_closed(int fd);

@@ -37,11 +37,7 @@ static void *loop(void *arg)
         }
         if (!rest->hold) {
             fake_fleet_finish_all(&rest->fleet, (struct kvp_outcome){.local_done = true});
-            if (rest->coordinator.reset != NULL) {
-                struct kvs_coord_request *request = rest->coordinator.reset;
-                rest->coordinator.reset = NULL;
-                request->done(request, KVB_OK);
-            }
+            fake_coordinator_finish(&rest->coordinator, KVB_OK);
         }
         pthread_cond_broadcast(&rest->turned);
         pthread_mutex_unlock(&rest->lock);
@@ -98,6 +94,7 @@ void rest_stop(struct rest_server *rest)
     pthread_join(rest->loop, NULL);
     kvp_http_stop(rest->http);
     fake_fleet_finish_all(&rest->fleet, (struct kvp_outcome){.status = KVB_ERR_CANCELED});
+    fake_coordinator_finish(&rest->coordinator, KVB_ERR_CANCELED);
     kvp_control_destroy(rest->control);
     kvp_board_destroy(rest->board);
     kvb_metrics_destroy(rest->metrics);

@@ -723,13 +723,11 @@ Test(control, a_tenant_s_reset_is_the_coordinator_s_and_answers_when_it_has_ende
         prepare(&asked, KVP_ROUTE_reset_tenant, NULL, NULL);
         strcpy(asked.request.path_arg, "default");
         go(&asked);
-        cr_assert_not_null(coordinator.reset);
+        cr_assert_eq(coordinator.nresets, 1);
         cr_expect_str_eq(coordinator.reset_tenant, "default");
         cr_expect_eq(coordinator.reset_deadline_ns, 110 * KVB_NS_PER_S);
         cr_expect_eq(asked.replies, 0);
-        struct kvs_coord_request *request = coordinator.reset;
-        coordinator.reset = NULL;
-        request->done(request, ends[i].status);
+        fake_coordinator_finish(&coordinator, ends[i].status);
         cr_expect_eq(asked.http_status, ends[i].http_status);
         cr_expect_eq(asked.replies, 1);
         json_decref(asked.body);
@@ -739,7 +737,7 @@ Test(control, a_tenant_s_reset_is_the_coordinator_s_and_answers_when_it_has_ende
     strcpy(asked.request.path_arg, "a/b");
     go(&asked);
     expect_error(&asked, 404, "path.name");
-    cr_expect_null(coordinator.reset);
+    cr_expect_eq(coordinator.nresets, 0);
 }
 
 static void setup_without_store(void)
@@ -824,7 +822,7 @@ Test(control, closing_answers_everything_once_and_refuses_the_rest)
     struct fake_call *call = fake_fleet_last(&fleet);
     cr_expect_eq(memcmp(call->ask.body, "{\"a\": 1}", 8), 0, "still relayed");
     fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
-    coordinator.reset->done(coordinator.reset, KVB_OK);
+    fake_coordinator_finish(&coordinator, KVB_OK);
     cr_expect_eq(open.replies, 1);
     cr_expect_eq(reset.replies, 1);
 }
