@@ -37,15 +37,17 @@ static void do_nothing_idle(uv_idle_t *idle)
     (void)idle;
 }
 
-static void do_nothing_timer(uv_timer_t *timer)
-{
-    (void)timer;
-}
-
 static void on_sched_wake(void *ctx)
 {
     struct kvp_loop *loop = ctx;
     (void)uv_idle_start(&loop->idle, do_nothing_idle); /* fails only for a NULL callback */
+}
+
+/* UV_RUN_ONCE also runs timers after the check phase: the turn is then still to come, and the next
+ * poll must not wait for anything else. */
+static void on_timer(uv_timer_t *timer)
+{
+    on_sched_wake(timer->data);
 }
 
 static void on_check(uv_check_t *check)
@@ -65,8 +67,7 @@ static void on_check(uv_check_t *check)
     uint64_t wait_ns = next_ns > now_ns ? next_ns - now_ns : 0;
     uv_update_time(&loop->uv);
     /* Rounded up: an early wake-up would only find that nothing is due. */
-    (void)uv_timer_start(&loop->timer, do_nothing_timer,
-                         (wait_ns + KVB_NS_PER_MS - 1) / KVB_NS_PER_MS, 0);
+    (void)uv_timer_start(&loop->timer, on_timer, (wait_ns + KVB_NS_PER_MS - 1) / KVB_NS_PER_MS, 0);
 }
 
 static void on_async(uv_async_t *async)
@@ -126,6 +127,7 @@ kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct k
         goto err_free;
     }
     loop->check.data = loop;
+    loop->timer.data = loop;
     loop->async.data = loop;
     loop->sigint.data = loop;
     loop->sigterm.data = loop;
