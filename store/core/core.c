@@ -11,6 +11,7 @@
 #define RECORDS_BESIDE  4096u /* scopes, sessions, requests: at most so many more than objects */
 #define SESSIONS_MAX    (1u << 20)
 #define GROUP           64u /* lookups whose memory latencies overlap */
+#define KEY_USUAL       16u /* bytes */
 #define HOLD_SHARE      4u  /* one instance may hold a quarter */
 
 /* ---- life ---- */
@@ -331,7 +332,8 @@ kvb_status_t kvs_core_find(struct kvs_core *core, uint64_t now_ns,
         return KVB_ERR_NOT_FOUND;
     }
     struct object *object = object_at(core, handle);
-    struct kvs_plan plan = kvs_object_plan(core, object);
+    struct kvs_plan plan;
+    kvs_object_plan(core, object, &plan);
     kvb_status_t status =
         kvs_space_extents(&core->space, &plan, object->pieces, object->len, extents);
     if (status != KVB_OK) {
@@ -372,6 +374,15 @@ struct probe {
     uint32_t at;
 };
 
+/* The cache lines of a record with a key of a hash's length: up to three. */
+static void fetch_object(const struct kvs_core *core, uint32_t handle)
+{
+    const char *at = kvs_arena_at(&core->arena, handle);
+    __builtin_prefetch(at);
+    __builtin_prefetch(at + 64);
+    __builtin_prefetch(at + offsetof(struct object, key) + KEY_USUAL - 1);
+}
+
 /* Compares the record at hand; decided, or on to the next of the chain, which is fetched. */
 static bool probe_step(const struct kvs_core *core, uint32_t scope, struct kvs_core_entry *entry,
                        struct probe *probe, uint32_t *found_p)
@@ -388,8 +399,7 @@ static bool probe_step(const struct kvs_core *core, uint32_t scope, struct kvs_c
     if (probe->at == 0) {
         return false;
     }
-    __builtin_prefetch(object_at(core, probe->at));
-    __builtin_prefetch((char *)kvs_arena_at(&core->arena, probe->at) + 64);
+    fetch_object(core, probe->at);
     return true;
 }
 
@@ -415,8 +425,7 @@ static void lookup_group(const struct kvs_core *core, uint64_t salt, uint32_t sc
         probes[i].at = ask ? *kvs_table_head(&core->index, probes[i].hash) : 0;
         if (probes[i].at != 0) {
             open++;
-            __builtin_prefetch(object_at(core, probes[i].at));
-            __builtin_prefetch((char *)kvs_arena_at(&core->arena, probes[i].at) + 64);
+            fetch_object(core, probes[i].at);
         }
     }
     while (open > 0) {
@@ -429,6 +438,27 @@ static void lookup_group(const struct kvs_core *core, uint64_t salt, uint32_t sc
     }
 }
 
+static void hold_group(struct kvs_core *core, struct kvs_core_entry *entries, uint32_t n,
+                       const uint32_t *found, uint32_t request, uint64_t deadline_ns)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (found[i] != 0) {
+            kvs_space_fetch_word(&core->space, object_at(core, found[i])->pieces);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (found[i] != 0) {
+            kvs_space_fetch_slab(&core->space, object_at(core, found[i])->pieces);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (found[i] != 0) {
+            object_at(core, found[i])->flags |= OBJECT_VISITED;
+            entries[i].held = kvs_hold_take(core, found[i], request, deadline_ns);
+        }
+    }
+}
+
 void kvs_core_exists(struct kvs_core *core, uint64_t now_ns, const struct kvs_core_where *where,
                      struct kvs_core_entry *entries, uint32_t n, struct kvs_core_holder holder,
                      uint64_t hold_deadline_ns)
@@ -436,16 +466,17 @@ void kvs_core_exists(struct kvs_core *core, uint64_t now_ns, const struct kvs_co
     uint64_t salt = kvs_hash_where(core->seed, where);
     uint32_t scope = kvs_scope_find(core, where);
     bool hold = holder.instance != 0 && hold_deadline_ns > now_ns;
+    uint32_t request = hold ? kvs_request_get(core, holder) : 0;
     uint32_t found[GROUP];
     for (uint32_t done = 0; done < n; done += GROUP) {
         uint32_t now = n - done < GROUP ? n - done : GROUP;
         lookup_group(core, salt, scope, entries + done, now, found);
-        for (uint32_t i = 0; hold && i < now; i++) {
-            if (found[i] != 0) {
-                object_at(core, found[i])->flags |= OBJECT_VISITED;
-                entries[done + i].held = kvs_hold_take(core, found[i], holder, hold_deadline_ns);
-            }
+        if (request != 0) {
+            hold_group(core, entries + done, now, found, request, hold_deadline_ns);
         }
+    }
+    if (request != 0) {
+        kvs_request_settle(core, request);
     }
 }
 

@@ -265,7 +265,8 @@ static bool evict_if_it_helps(struct kvs_core *core, const struct need *need, ui
                               unsigned soft, struct effort *effort)
 {
     const struct object *object = object_at(core, victim);
-    struct kvs_plan plan = kvs_object_plan(core, object);
+    struct kvs_plan plan;
+    kvs_object_plan(core, object, &plan);
     bool helps = plan.npages > 0 || objects_full(core);
     for (uint32_t i = 0; i < plan.nslots && !helps; i++) {
         helps = kvs_space_wants(&core->space, need->plan, plan.classes[i]);

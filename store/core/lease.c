@@ -283,7 +283,7 @@ static void holder_settle(struct kvs_core *core, uint32_t handle)
     }
 }
 
-static uint32_t request_get(struct kvs_core *core, struct kvs_core_holder wanted)
+uint32_t kvs_request_get(struct kvs_core *core, struct kvs_core_holder wanted)
 {
     uint32_t handle = request_find(core, wanted);
     if (handle != 0) {
@@ -314,8 +314,7 @@ static uint32_t request_get(struct kvs_core *core, struct kvs_core_holder wanted
     return handle;
 }
 
-/* Frees the request, and then its holder, if it holds nothing. */
-static void request_settle(struct kvs_core *core, uint32_t handle)
+void kvs_request_settle(struct kvs_core *core, uint32_t handle)
 {
     struct request *request = request_at(core, handle);
     if (request->leases != 0) {
@@ -338,9 +337,9 @@ static void hold_drop(struct kvs_core *core, uint32_t handle)
     struct lease *lease = lease_at(core, handle);
     uint32_t request = lease->owner;
     holder_at(core, request_at(core, request)->holder)->bytes -=
-        kvs_object_plan(core, object_at(core, lease->object)).bytes;
+        kvs_object_bytes(core, object_at(core, lease->object));
     kvs_lease_drop(core, handle);
-    request_settle(core, request);
+    kvs_request_settle(core, request);
 }
 
 static void hold_end(struct kvs_core *core, uint32_t handle)
@@ -362,26 +361,18 @@ static uint32_t hold_find(const struct kvs_core *core, uint32_t object, uint32_t
     return 0;
 }
 
-bool kvs_hold_take(struct kvs_core *core, uint32_t object, struct kvs_core_holder wanted,
-                   uint64_t deadline_ns)
+bool kvs_hold_take(struct kvs_core *core, uint32_t object, uint32_t request, uint64_t deadline_ns)
 {
-    uint32_t request = request_get(core, wanted);
-    if (request == 0) {
-        return false;
-    }
     uint32_t lease = hold_find(core, object, request);
     if (lease != 0) {
         due_set(core, lease, deadline_ns);
         return true;
     }
     struct holder *holder = holder_at(core, request_at(core, request)->holder);
-    uint64_t bytes = kvs_object_plan(core, object_at(core, object)).bytes;
+    uint64_t bytes = kvs_object_bytes(core, object_at(core, object));
     kvb_status_t status;
-    if (bytes <= core->hold_bytes_max - holder->bytes) {
-        lease = kvs_lease_create(core, LEASE_HOLD, object, request, deadline_ns, &status);
-    }
-    if (lease == 0) {
-        request_settle(core, request);
+    if (bytes > core->hold_bytes_max - holder->bytes ||
+        kvs_lease_create(core, LEASE_HOLD, object, request, deadline_ns, &status) == 0) {
         return false;
     }
     holder->bytes += bytes;

@@ -10,12 +10,18 @@ _Static_assert(offsetof(struct object, key) + KVS_CORE_KEY_MAX <= KVS_RECORD_MAX
 
 /* ---- what it takes ---- */
 
-struct kvs_plan kvs_object_plan(const struct kvs_core *core, const struct object *object)
+void kvs_object_plan(const struct kvs_core *core, const struct object *object,
+                     struct kvs_plan *plan_p)
+{
+    bool fits = kvs_space_plan(&core->space, object->len, plan_p);
+    kvb_assert(fits);
+}
+
+uint64_t kvs_object_bytes(const struct kvs_core *core, const struct object *object)
 {
     struct kvs_plan plan;
-    bool fits = kvs_space_plan(&core->space, object->len, &plan);
-    kvb_assert(fits);
-    return plan;
+    kvs_object_plan(core, object, &plan);
+    return plan.bytes;
 }
 
 /* ---- finding ---- */
@@ -78,7 +84,8 @@ static void set_locked(struct kvs_core *core, struct object *object, bool locked
     if (locked == ((object->flags & OBJECT_LOCKED) != 0)) {
         return;
     }
-    struct kvs_plan plan = kvs_object_plan(core, object);
+    struct kvs_plan plan;
+    kvs_object_plan(core, object, &plan);
     kvs_space_lock(&core->space, &plan, object->pieces, locked);
     count_lock(core, object, &plan, locked);
 }
@@ -177,7 +184,7 @@ void kvs_object_publish(struct kvs_core *core, uint32_t handle, uint64_t checksu
 {
     struct object *object = object_at(core, handle);
     struct scope *scope = scope_at(core, object->scope);
-    uint64_t bytes = kvs_object_plan(core, object).bytes;
+    uint64_t bytes = kvs_object_bytes(core, object);
     kvb_assert(object->state == OBJECT_RESERVED && !scope_cleared(core, scope));
     object->state = OBJECT_LIVE;
     object->checksum = checksum;
@@ -196,7 +203,7 @@ void kvs_object_publish(struct kvs_core *core, uint32_t handle, uint64_t checksu
 void kvs_object_quarantine(struct kvs_core *core, uint32_t handle)
 {
     struct object *object = object_at(core, handle);
-    uint64_t bytes = kvs_object_plan(core, object).bytes;
+    uint64_t bytes = kvs_object_bytes(core, object);
     kvb_assert(object->state == OBJECT_RESERVED);
     object->state = OBJECT_QUARANTINED;
     core->stats.reserved_bytes -= bytes;
@@ -206,7 +213,7 @@ void kvs_object_quarantine(struct kvs_core *core, uint32_t handle)
 void kvs_object_stop(struct kvs_core *core, uint32_t handle)
 {
     struct object *object = object_at(core, handle);
-    uint64_t bytes = kvs_object_plan(core, object).bytes;
+    uint64_t bytes = kvs_object_bytes(core, object);
     kvb_assert(object->state == OBJECT_QUARANTINED && object->leases == 0);
     object->state = OBJECT_STOPPED;
     core->stats.quarantined_bytes -= bytes;
@@ -237,7 +244,7 @@ static void unlink_live(struct kvs_core *core, uint32_t handle, uint64_t bytes)
 void kvs_object_doom(struct kvs_core *core, uint32_t handle)
 {
     struct object *object = object_at(core, handle);
-    uint64_t bytes = kvs_object_plan(core, object).bytes;
+    uint64_t bytes = kvs_object_bytes(core, object);
     kvb_assert(object->state == OBJECT_LIVE && object->leases != 0);
     unlink_live(core, handle, bytes);
     object->state = OBJECT_DOOMED;
@@ -247,7 +254,8 @@ void kvs_object_doom(struct kvs_core *core, uint32_t handle)
 void kvs_object_free(struct kvs_core *core, uint32_t handle)
 {
     struct object *object = object_at(core, handle);
-    struct kvs_plan plan = kvs_object_plan(core, object);
+    struct kvs_plan plan;
+    kvs_object_plan(core, object, &plan);
     kvb_assert(object->leases == 0);
     switch ((enum object_state)object->state) {
     case OBJECT_RESERVED:

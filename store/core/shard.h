@@ -250,7 +250,10 @@ bool kvs_reclaim_one(struct kvs_core *core, uint32_t tenant);
 
 /* ---- object.c ---- */
 
-struct kvs_plan kvs_object_plan(const struct kvs_core *core, const struct object *object);
+/* How its space is cut, and how much it is. */
+void kvs_object_plan(const struct kvs_core *core, const struct object *object,
+                     struct kvs_plan *plan_p);
+uint64_t kvs_object_bytes(const struct kvs_core *core, const struct object *object);
 static inline bool kvs_object_is_block(const struct object *object, uint32_t scope,
                                        struct kvb_span block)
 {
@@ -319,8 +322,11 @@ bool kvs_leases_expire(struct kvs_core *core, uint64_t now_ns, uint32_t budget);
 void kvs_object_expire(struct kvs_core *core, uint64_t now_ns, uint32_t object);
 /* Ends all holds on an object; it is not relocked. */
 void kvs_holds_drop(struct kvs_core *core, uint32_t object);
-bool kvs_hold_take(struct kvs_core *core, uint32_t object, struct kvs_core_holder holder,
-                   uint64_t deadline_ns);
+/* The record of a holder's request, made if need be (0: no memory); whoever got it settles it in
+ * the end, which frees it, and then its holder, if it holds nothing. */
+uint32_t kvs_request_get(struct kvs_core *core, struct kvs_core_holder wanted);
+void kvs_request_settle(struct kvs_core *core, uint32_t request);
+bool kvs_hold_take(struct kvs_core *core, uint32_t object, uint32_t request, uint64_t deadline_ns);
 void kvs_hold_give(struct kvs_core *core, uint32_t object, struct kvs_core_holder holder);
 
 #endif

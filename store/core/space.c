@@ -68,6 +68,7 @@ struct slab {
     uint16_t soft;
     uint16_t fresh; /* slots never used yet: those from here on */
     uint16_t free;  /* first free slot before, SLOT_NONE */
+    uint16_t nslots;
     uint8_t class;
     struct slot slots[];
 };
@@ -115,25 +116,38 @@ static const uint16_t class_size[KVS_CLASSES] = {
     5440, 5952, 6528, 7232, 8192, 9344, 10880, 13056, 16384, 21824, 32768,
 };
 
+#define STEPPED_MAX 4096u
+#define FIRST_SHIFT 11u
+
+/* Above STEPPED_MAX: the first class beyond each 2 KiB. */
+static const uint8_t first_above[16] = {0,  0,  49, 54, 57, 58, 59, 60,
+                                        61, 61, 61, 62, 62, 62, 62, 62};
+
 static uint32_t slots_per_page(uint8_t class)
 {
     return PAGE / class_size[class];
 }
 
-/* The smallest size that holds len, or KVS_CLASSES. */
+/* The smallest size that holds len, or KVS_CLASSES: computed, since every lock and count of a value
+ * begins here. */
 static uint32_t class_above(uint32_t len)
 {
-    uint32_t low = 0;
-    uint32_t high = KVS_CLASSES;
-    while (low < high) {
-        uint32_t mid = (low + high) / 2;
-        if (class_size[mid] < len) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
+    if (len <= class_size[0]) {
+        return 0;
     }
-    return low;
+    if (len <= STEPPED_MAX) {
+        uint32_t log2 = 31u - (uint32_t)__builtin_clz(len - 1);
+        uint32_t eighth = (len - 1 - (1u << log2)) >> (log2 - 3);
+        return (log2 - 6) * 8 + eighth + 1;
+    }
+    if (len > class_size[KVS_CLASSES - 1]) {
+        return KVS_CLASSES;
+    }
+    uint32_t class = first_above[(len - 1) >> FIRST_SHIFT];
+    while (class_size[class] < len) {
+        class ++;
+    }
+    return class;
 }
 
 /* Adds slots for `rest` bytes. */
@@ -169,19 +183,20 @@ bool kvs_space_plan(const struct kvs_space *space, uint64_t len, struct kvs_plan
     if (npages > space->npages) {
         return false;
     }
-    struct kvs_plan plan = {.npages = (uint32_t)npages, .bytes = npages * PAGE};
+    /* Filled in place and field by field: copying what was just written in bytes stalls. */
+    plan_p->npages = (uint32_t)npages;
+    plan_p->nslots = 0;
+    plan_p->bytes = npages * PAGE;
     if (rest > 0) {
-        plan_slots(&plan, rest);
+        plan_slots(plan_p, rest);
     }
-    if (plan.npages + plan.nslots > space->npages) {
+    if (npages + plan_p->nslots > space->npages) {
         /* A slab page per slot is more than there is; as a whole page it may fit. */
-        plan = (struct kvs_plan){.npages = (uint32_t)npages + 1, .bytes = (npages + 1) * PAGE};
-        if (plan.npages > space->npages) {
-            return false;
-        }
+        plan_p->npages = (uint32_t)npages + 1;
+        plan_p->nslots = 0;
+        plan_p->bytes = (npages + 1) * PAGE;
     }
-    *plan_p = plan;
-    return true;
+    return plan_p->npages <= space->npages;
 }
 
 bool kvs_space_has_class(const struct kvs_plan *plan, uint8_t class)
@@ -355,39 +370,63 @@ static struct kvs_page_list *yield_list(struct kvs_space *space, const struct sl
     return NULL;
 }
 
-/* What a page has in the counters, and where it is listed, before a change of its counts. */
-struct page_mark {
-    enum page_yield yield;
-    bool yields_page;
-    uint32_t slack;
-};
+/* What a page has in the counters, and where it is listed, before a change of its counts: its yield
+ * and, above YIELD_BITS, its slack. */
+#define YIELD_BITS 2u
 
-static struct page_mark mark_of(const struct slab *slab)
+static uint32_t mark_of(const struct slab *slab)
 {
-    struct page_mark mark = {.yield = yield_of(slab)};
-    mark.yields_page = mark.yield == YIELD_PAGE || mark.yield == YIELD_PAGE_SOFT;
-    if (slab->locked > 0) {
-        mark.slack = slots_per_page(slab->class) - slab->locked;
-    }
-    return mark;
+    uint32_t slack = slab->locked > 0 ? (uint32_t)slab->nslots - slab->locked : 0;
+    return slack << YIELD_BITS | yield_of(slab);
 }
 
-static void page_changed(struct kvs_space *space, uint32_t at, struct page_mark before)
+static enum page_yield mark_yield(uint32_t mark)
+{
+    return (enum page_yield)(mark & ((1u << YIELD_BITS) - 1));
+}
+
+static uint32_t mark_slack(uint32_t mark)
+{
+    return mark >> YIELD_BITS;
+}
+
+static bool yields_page(enum page_yield yield)
+{
+    return yield == YIELD_PAGE || yield == YIELD_PAGE_SOFT;
+}
+
+static void page_changed(struct kvs_space *space, uint32_t at, uint32_t before)
 {
     const struct slab *slab = slab_at(space, at);
-    struct page_mark now = mark_of(slab);
-    space->nyielding += (uint32_t)now.yields_page - (uint32_t)before.yields_page;
-    space->classes[slab->class].slack += now.slack - before.slack;
-    if (now.yield == before.yield) {
+    uint32_t mark = mark_of(slab);
+    enum page_yield was = mark_yield(before);
+    enum page_yield now = mark_yield(mark);
+    space->classes[slab->class].slack += mark_slack(mark) - mark_slack(before);
+    if (now == was) {
         return;
     }
-    struct kvs_page_list *list = yield_list(space, slab, before.yield);
+    space->nyielding += (uint32_t)yields_page(now) - (uint32_t)yields_page(was);
+    struct kvs_page_list *list = yield_list(space, slab, was);
     if (list != NULL) {
         yield_remove(space, list, at);
     }
-    list = yield_list(space, slab, now.yield);
+    list = yield_list(space, slab, now);
     if (list != NULL) {
         yield_push(space, list, at);
+    }
+}
+
+void kvs_space_fetch_word(const struct kvs_space *space, struct kvs_pieces pieces)
+{
+    if (pieces.slots != NONE) {
+        __builtin_prefetch(&space->pages[kvs_piece_page(pieces.slots)]);
+    }
+}
+
+void kvs_space_fetch_slab(const struct kvs_space *space, struct kvs_pieces pieces)
+{
+    if (pieces.slots != NONE) {
+        __builtin_prefetch(slab_at(space, kvs_piece_page(pieces.slots)));
     }
 }
 
@@ -434,7 +473,8 @@ static bool slab_open(struct kvs_space *space, uint8_t class)
     if (slab == NULL) {
         return false;
     }
-    *slab = (struct slab){.free = SLOT_NONE, .class = class};
+    *slab =
+        (struct slab){.free = SLOT_NONE, .nslots = (uint16_t)slots_per_page(class), .class = class};
     uint32_t at = next_free(space, 0);
     kvb_assert(at != NONE);
     mark_taken(space, at);
@@ -456,14 +496,14 @@ static void slab_close(struct kvs_space *space, uint32_t at)
 
 static bool slab_full(const struct slab *slab)
 {
-    return slab->free == SLOT_NONE && slab->fresh == slots_per_page(slab->class);
+    return slab->free == SLOT_NONE && slab->fresh == slab->nslots;
 }
 
 static uint32_t slot_take(struct kvs_space *space, uint8_t class, uint32_t owner)
 {
     uint32_t at = space->classes[class].room.first;
     struct slab *slab = slab_at(space, at);
-    struct page_mark before = mark_of(slab);
+    uint32_t before = mark_of(slab);
     uint32_t slot = slab->free;
     if (slot != SLOT_NONE) {
         slab->free = (uint16_t)slab->slots[slot].next;
@@ -485,7 +525,7 @@ static void slot_give(struct kvs_space *space, uint32_t piece)
     uint32_t at = kvs_piece_page(piece);
     uint32_t slot = piece & SLOT_MASK;
     struct slab *slab = slab_at(space, at);
-    struct page_mark before = mark_of(slab);
+    uint32_t before = mark_of(slab);
     if (slab_full(slab)) {
         room_push(space, &space->classes[slab->class].room, at);
     }
@@ -588,7 +628,7 @@ void kvs_space_lock(struct kvs_space *space, const struct kvs_plan *plan, struct
     for (uint32_t piece = pieces.slots; piece != NONE; piece = slot_at(space, piece)->next) {
         uint32_t at = kvs_piece_page(piece);
         struct slab *slab = slab_at(space, at);
-        struct page_mark before = mark_of(slab);
+        uint32_t before = mark_of(slab);
         slab->locked = (uint16_t)(locked ? slab->locked + 1 : slab->locked - 1);
         page_changed(space, at, before);
     }
@@ -599,7 +639,7 @@ void kvs_space_soften(struct kvs_space *space, struct kvs_pieces pieces, bool so
     for (uint32_t piece = pieces.slots; piece != NONE; piece = slot_at(space, piece)->next) {
         uint32_t at = kvs_piece_page(piece);
         struct slab *slab = slab_at(space, at);
-        struct page_mark before = mark_of(slab);
+        uint32_t before = mark_of(slab);
         slab->soft = (uint16_t)(soft ? slab->soft + 1 : slab->soft - 1);
         page_changed(space, at, before);
     }
@@ -764,8 +804,8 @@ static const char *validate_maps(const struct kvs_space *space)
 static const char *validate_slab(const struct slab *slab)
 {
     uint32_t n = slots_per_page(slab->class);
-    if (slab->used == 0 || slab->used > n || slab->fresh > n || slab->locked > slab->used ||
-        slab->soft > slab->used) {
+    if (slab->nslots != n || slab->used == 0 || slab->used > n || slab->fresh > n ||
+        slab->locked > slab->used || slab->soft > slab->used) {
         return "a slab page has impossible counts";
     }
     uint32_t nfree = 0;
@@ -799,13 +839,14 @@ const char *kvs_space_validate(const struct kvs_space *space)
         if (wrong_slab != NULL) {
             return wrong_slab;
         }
-        struct page_mark mark = mark_of(slab);
+        uint32_t mark = mark_of(slab);
+        enum page_yield yields = mark_yield(mark);
         room[slab->class] += !slab_full(slab);
-        nyielding += mark.yields_page;
-        slack[slab->class] += mark.slack;
-        yield[0] += mark.yield == YIELD_PAGE;
-        yield[1] += mark.yield == YIELD_PAGE_SOFT;
-        mixed[slab->class] += mark.yield == YIELD_SLOTS;
+        nyielding += yields_page(yields);
+        slack[slab->class] += mark_slack(mark);
+        yield[0] += yields == YIELD_PAGE;
+        yield[1] += yields == YIELD_PAGE_SOFT;
+        mixed[slab->class] += yields == YIELD_SLOTS;
     }
     if (nfree != space->nfree) {
         return "the number of free pages is wrong";

@@ -55,7 +55,8 @@ KVB_MUST_USE kvb_status_t kvs_space_init(struct kvs_space *space, uint64_t share
 void kvs_space_cleanup(struct kvs_space *space);
 uint64_t kvs_space_metadata_bytes(const struct kvs_space *space);
 
-/* How a value of len >= 1 is cut; always the same for one length. false: never fits here. */
+/* How a value of len >= 1 is cut; always the same for one length. false: never fits here, and the
+ * plan is of no use. */
 KVB_MUST_USE bool kvs_space_plan(const struct kvs_space *space, uint64_t len,
                                  struct kvs_plan *plan_p);
 
@@ -74,6 +75,9 @@ void kvs_space_give(struct kvs_space *space, const struct kvs_plan *plan, struct
 
 void kvs_space_lock(struct kvs_space *space, const struct kvs_plan *plan, struct kvs_pieces pieces,
                     bool locked);
+/* Fetch what a lock will touch into the cache, in two steps with other work between. */
+void kvs_space_fetch_word(const struct kvs_space *space, struct kvs_pieces pieces);
+void kvs_space_fetch_slab(const struct kvs_space *space, struct kvs_pieces pieces);
 /* Soft-pinned values: their slab pages are emptied last. */
 void kvs_space_soften(struct kvs_space *space, struct kvs_pieces pieces, bool soft);
 

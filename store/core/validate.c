@@ -107,7 +107,8 @@ static void check_object(struct proof *p, uint32_t handle)
     const struct kvs_core *core = p->core;
     const struct object *object = object_at(core, handle);
     const struct scope *scope = scope_at(core, object->scope);
-    struct kvs_plan plan = kvs_object_plan(core, object);
+    struct kvs_plan plan;
+    kvs_object_plan(core, object, &plan);
     struct tenant_sum *tenant = &p->tenants[scope->tenant];
     bool cleared = scope_cleared(core, scope);
     bool locked =
@@ -187,7 +188,7 @@ static void check_scope(struct proof *p, uint32_t handle)
                    object->state == OBJECT_LIVE,
                "a lineage's list of objects is wrong");
         n++;
-        bytes += kvs_object_plan(core, object).bytes;
+        bytes += kvs_object_bytes(core, object);
         value_bytes += object->len;
         prev = at;
     }
@@ -292,7 +293,7 @@ static uint64_t check_owned(struct proof *p, uint32_t first, uint32_t owner, boo
                    (lease->kind == LEASE_HOLD) == holds,
                "an owner's list of leases is wrong");
         expect(p, p->owned++ <= p->core->leases.count, "an owner's list of leases runs astray");
-        bytes += kvs_object_plan(p->core, object_at(p->core, lease->object)).bytes;
+        bytes += kvs_object_bytes(p->core, object_at(p->core, lease->object));
         prev = at;
     }
     return bytes;
