@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static void op_call(void *impl, enum kvb_link_type type, const void *msg, uint64_t deadline_ns,
                     kvp_rank_call_fn done, void *arg)
@@ -78,6 +79,7 @@ kvb_status_t kvp_link_rank_create(struct kvp_link *owner, struct kvp_session *se
     rank->sched = owner->config.sched;
     rank->session = session;
     rank->connected = true;
+    rank->socket = -1;
     (void)snprintf(rank->instance_name, sizeof rank->instance_name, "%s", hello->instance);
     (void)snprintf(rank->name, sizeof rank->name, "%s/%u", hello->instance, hello->rank);
     kvp_tasks_init(rank);
@@ -102,6 +104,11 @@ void kvp_link_rank_disconnected(struct kvp_link_rank *rank)
     kvp_regions_stop(rank);
 }
 
+void kvp_link_rank_keep_socket(struct kvp_link_rank *rank, int fd)
+{
+    rank->socket = fd;
+}
+
 bool kvp_link_rank_busy(const struct kvp_link_rank *rank)
 {
     return rank->drain.active || rank->unregister.active || rank->registering.active;
@@ -124,6 +131,9 @@ void kvp_link_rank_settle(struct kvp_link_rank *rank)
     kvb_assert(!kvp_link_rank_busy(rank));
     kvp_tasks_cleanup(rank);
     kvp_regions_cleanup(rank);
+    if (rank->socket >= 0) {
+        (void)close(rank->socket);
+    }
     struct kvp_link *owner = rank->owner;
     free(rank);
     owner->nranks--;

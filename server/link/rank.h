@@ -54,6 +54,7 @@ struct kvp_link_rank {
     char instance_name[KVB_NAME_MAX];
     char name[KVB_NAME_MAX + 16]; /* "instance/rank", for log lines */
     bool released;                /* nobody's but its transfers' */
+    int socket;                   /* of the ended connection, until the rank is freed; -1: none */
 
     /* tasks.c */
     struct kvp_task_queue queues[KVP_TASK_KINDS];
@@ -97,6 +98,9 @@ void kvp_link_rank_admitted(struct kvp_link_rank *rank, struct kvp_instance *ins
 /* The connection is gone: every open drain, unregister and register completes DISCONNECTED, every
  * task and region is stopped. */
 void kvp_link_rank_disconnected(struct kvp_link_rank *rank);
+/* Takes the socket of the connection that has ended and closes it when the rank's last task and
+ * region are gone: the end of the stream tells the engine that its memory is its own again. */
+void kvp_link_rank_keep_socket(struct kvp_link_rank *rank, int fd);
 /* An operation of the instance has not been answered yet. */
 bool kvp_link_rank_busy(const struct kvp_link_rank *rank);
 /* The instance was told; frees itself, now or with the last task or region. */

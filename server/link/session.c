@@ -472,6 +472,9 @@ static void on_closed(void *ctx, const char *reason)
                                   : "no_hello",
               1);
     (void)snprintf(session->reason, sizeof session->reason, "%s", reason);
+    if (session->rank != NULL) {
+        kvp_link_rank_keep_socket(session->rank, kvp_stream_take_socket(session->stream));
+    }
     kvp_stream_destroy(session->stream);
     session->stream = NULL;
     kvb_sched_timer_clear(session->owner->config.sched, &session->hello_bound);

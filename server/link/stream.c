@@ -102,9 +102,7 @@ static void on_ended(struct kvb_event *event)
     }
     free(stream->payload);
     stream->payload = NULL;
-    uv_close((uv_handle_t *)&stream->poll, on_uv_closed);
-    (void)close(stream->fd); /* after the handle: libuv must not see a stranger's descriptor */
-    stream->fd = -1;
+    uv_close((uv_handle_t *)&stream->poll, on_uv_closed); /* the descriptor outlives the handle */
 }
 
 static void on_io(uv_poll_t *poll, int status, int events);
@@ -452,8 +450,19 @@ void kvp_stream_finish(struct kvp_stream *stream, const char *reason)
     kvb_sched_post(stream->sched, &stream->flush);
 }
 
+int kvp_stream_take_socket(struct kvp_stream *stream)
+{
+    kvb_assert(stream->released);
+    int fd = stream->fd;
+    stream->fd = -1;
+    return fd;
+}
+
 void kvp_stream_destroy(struct kvp_stream *stream)
 {
     kvb_assert(stream->released);
+    if (stream->fd >= 0) {
+        (void)close(stream->fd);
+    }
     free(stream);
 }

@@ -51,7 +51,9 @@ int kvp_stream_take_fd(struct kvp_stream *stream);
 void kvp_stream_close(struct kvp_stream *stream, const char *reason);
 /* The same once everything queued is written, within KVP_STREAM_FLUSH_MS. */
 void kvp_stream_finish(struct kvp_stream *stream, const char *reason);
-/* After `closed` only; frees it. */
+/* After `closed`: the socket, which the peer does not see closed until the caller closes it. */
+int kvp_stream_take_socket(struct kvp_stream *stream);
+/* After `closed` only; frees it, and closes the socket if nobody took it. */
 void kvp_stream_destroy(struct kvp_stream *stream);
 
 #endif

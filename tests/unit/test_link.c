@@ -1466,6 +1466,24 @@ Test(link, a_dead_engines_memory_is_let_go_when_its_transfers_are_gone)
     cr_assert_eq(call.times + drain.times + release.times, 3);
 }
 
+/* The end of the stream is what tells an engine that nobody writes into its memory any more. */
+Test(link, the_connection_ends_only_when_the_transfers_have)
+{
+    struct engine engine = engine_with_regions();
+    (void)send_batch(&engine, KVB_LINK_GET, 1, good_token);
+    turn();
+    cr_assert_not_null(oldest_batch());
+    send_bytes(&engine, "not a frame, but twenty-four", 28, -1); /* or it shuts its side down */
+    turn();
+    cr_assert_eq(fleet.gone, 1);
+    sim_advance(&sim, 5000);
+    cr_assert_not(closed(&engine), "a get is still running");
+    end_batch(KVB_ERR_CANCELED);
+    sim_advance(&sim, 1000);
+    cr_assert(closed(&engine));
+    (void)close(engine.fd);
+}
+
 Test(link, disconnecting_a_rank_tells_its_instance_later)
 {
     struct engine engine = engine_attach();
