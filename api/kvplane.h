@@ -171,10 +171,11 @@ struct kvplane_options {
         layout; /* text that names everything that makes bytes interchangeable, at most 255 bytes */
     const char *weights_name; /* version of the weights it starts with, if it knows one; NULL. The
                                  library stops telling it once weights were written */
-    unsigned roles;           /* kvplane_role; 0: both */
-    uint32_t rank;            /* 0 … world_size - 1 */
-    uint32_t world_size;      /* 0: 1 */
-    uint32_t block_tokens;    /* tokens per block; 0: 16 */
+    unsigned roles; /* kvplane_role; 0: both. SCHEDULER: lookup, discard, report, lifecycle; WORKER:
+                       regions, put, get. What the role does not have is INVALID */
+    uint32_t rank;  /* 0 … world_size - 1 */
+    uint32_t world_size;   /* 0: 1 */
+    uint32_t block_tokens; /* tokens per block; 0: 16 */
     bool
         tracks_lineage; /* keeps the token per local block and gives the oldest one with each put */
     size_t queue_max;   /* calls in flight before KVPLANE_ERR_AGAIN, at most 65536; 0: 1024 */

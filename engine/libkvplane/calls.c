@@ -77,8 +77,17 @@ static kvb_status_t submit(struct kvplane *kv, const struct slot *call, struct k
     return KVB_OK;
 }
 
-static kvb_status_t may_submit(const struct kvplane *kv)
+/* A daemon ends the session of an engine that calls what its role does not have. */
+static bool has_role(const struct kvplane *kv, enum kvb_role role)
 {
+    return (kv->hello.roles & role) != 0;
+}
+
+static kvb_status_t may_submit(const struct kvplane *kv, enum kvb_role role)
+{
+    if (!has_role(kv, role)) {
+        return KVB_ERR_INVALID;
+    }
     if (kv->state != SESSION_ATTACHED) {
         return KVB_ERR_BAD_STATE;
     }
@@ -213,9 +222,9 @@ kvb_status_t kvplane_calls_reply(struct kvplane *kv, const struct kvb_frame *fra
 int kvplane_register_region(struct kvplane *kv, const struct kvplane_region *region,
                             kvplane_done_fn done, void *arg)
 {
-    if (region->tag == NULL || !kvb_name_valid(region->tag) || region->len == 0 ||
-        region->len > INT64_MAX || region->fd_offset > INT64_MAX - region->len ||
-        (unsigned)region->kind > KVB_MEMORY_CUDA) {
+    if (!has_role(kv, KVB_ROLE_WORKER) || region->tag == NULL || !kvb_name_valid(region->tag) ||
+        region->len == 0 || region->len > INT64_MAX ||
+        region->fd_offset > INT64_MAX - region->len || (unsigned)region->kind > KVB_MEMORY_CUDA) {
         return KVB_ERR_INVALID;
     }
     if (kv->state != SESSION_ATTACHED) {
@@ -296,7 +305,7 @@ int kvplane_lookup(struct kvplane *kv, uint64_t request, kvplane_token token,
         status = check_keys(&groups[i]);
         call.nkeys[i] = (uint32_t)groups[i].nkeys;
     }
-    status = status == KVB_OK ? may_submit(kv) : status;
+    status = status == KVB_OK ? may_submit(kv, KVB_ROLE_SCHEDULER) : status;
     if (status != KVB_OK) {
         return status;
     }
@@ -309,7 +318,7 @@ int kvplane_lookup(struct kvplane *kv, uint64_t request, kvplane_token token,
 
 int kvplane_discard(struct kvplane *kv, uint64_t request)
 {
-    kvb_status_t status = may_submit(kv);
+    kvb_status_t status = may_submit(kv, KVB_ROLE_SCHEDULER);
     if (status != KVB_OK) {
         return status;
     }
@@ -377,7 +386,7 @@ static kvb_status_t batch(struct kvplane *kv, const struct slot *call, uint64_t 
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
         status = check_entry(&entries[i]);
     }
-    status = status == KVB_OK ? may_submit(kv) : status;
+    status = status == KVB_OK ? may_submit(kv, KVB_ROLE_WORKER) : status;
     if (status != KVB_OK) {
         return status;
     }
@@ -424,6 +433,9 @@ kvb_status_t kvplane_calls_report(struct kvplane *kv)
 int kvplane_report(struct kvplane *kv, uint32_t running, uint32_t waiting, uint32_t loading,
                    uint32_t blocks_held)
 {
+    if (!has_role(kv, KVB_ROLE_SCHEDULER)) {
+        return KVB_ERR_INVALID;
+    }
     kv->load = (struct kvb_load){running, waiting, loading, blocks_held};
     kv->load_known = true;
     kv->load_told = false;

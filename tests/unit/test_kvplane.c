@@ -718,6 +718,28 @@ Test(kvplane, arguments_over_a_limit_are_refused_before_anything_is_sent)
     engine_destroy(engine);
 }
 
+Test(kvplane, what_the_role_does_not_have_is_refused_here)
+{
+    for (unsigned role = KVPLANE_ROLE_SCHEDULER; role <= KVPLANE_ROLE_WORKER; role++) {
+        struct engine *engine = engine_create();
+        struct kvplane_options options = options_of(engine);
+        bool worker = role == KVPLANE_ROLE_WORKER;
+        int scheduling = worker ? KVPLANE_ERR_INVALID : KVPLANE_OK;
+        int working = worker ? KVPLANE_OK : KVPLANE_ERR_INVALID;
+        struct kvplane_region region = {.tag = "kv_cache", .fd = 0, .len = 1};
+        options.roles = role;
+        engine_open(engine, &options);
+        attach(engine);
+        cr_assert_eq(kvplane_lookup(engine->kv, 1, token, &keys, 1, NULL, NULL), scheduling);
+        cr_assert_eq(kvplane_discard(engine->kv, 1), scheduling);
+        cr_assert_eq(kvplane_report(engine->kv, 1, 1, 1, 1), scheduling);
+        cr_assert_eq(kvplane_put(engine->kv, &entry, 1, NULL, NULL), working);
+        cr_assert_eq(kvplane_get(engine->kv, 1, token, &entry, 1, NULL, NULL), working);
+        cr_assert_eq(kvplane_register_region(engine->kv, &region, NULL, NULL), working);
+        engine_destroy(engine);
+    }
+}
+
 Test(kvplane, only_the_newest_report_follows_one_that_is_on_its_way)
 {
     struct engine *engine = engine_create();
