@@ -29,21 +29,21 @@ static inline uint64_t test_value_seed_(const char *tenant, const void *key, siz
     return test_value_mix_(h, &weights, sizeof weights);
 }
 
-/* Byte `at` of the value with this seed: any part can be made and checked alone. */
-static inline uint8_t test_value_byte_(uint64_t seed, uint64_t at)
+/* Bytes 8 * word to 8 * word + 7 of the value with this seed: any part can be made alone. */
+static inline uint64_t test_value_word_(uint64_t seed, uint64_t word)
 {
-    uint64_t z = seed + (at / 8 + 1) * 0x9e3779b97f4a7c15ull;
+    uint64_t z = seed + (word + 1) * 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z ^= z >> 27;
-    return (uint8_t)(z >> (at % 8 * 8));
+    return z ^ (z >> 27);
 }
 
 static inline void test_value_fill(uint8_t *out, size_t len, const char *tenant, const void *key,
                                    size_t key_len, uint64_t weights)
 {
     uint64_t seed = test_value_seed_(tenant, key, key_len, weights);
-    for (size_t i = 0; i < len; i++) {
-        out[i] = test_value_byte_(seed, i);
+    for (size_t i = 0; i < len; i += 8) {
+        uint64_t word = test_value_word_(seed, i / 8);
+        memcpy(out + i, &word, len - i < 8 ? len - i : 8);
     }
 }
 
@@ -52,11 +52,19 @@ static inline size_t test_value_check(const uint8_t *in, size_t len, const char 
                                       const void *key, size_t key_len, uint64_t weights)
 {
     uint64_t seed = test_value_seed_(tenant, key, key_len, weights);
-    size_t i = 0;
-    while (i < len && in[i] == test_value_byte_(seed, i)) {
-        i++;
+    for (size_t i = 0; i < len; i += 8) {
+        uint64_t word = test_value_word_(seed, i / 8);
+        size_t n = len - i < 8 ? len - i : 8;
+        if (memcmp(in + i, &word, n) != 0) {
+            const uint8_t *want = (const uint8_t *)&word;
+            size_t at = 0;
+            while (in[i + at] == want[at]) {
+                at++;
+            }
+            return i + at;
+        }
     }
-    return i;
+    return len;
 }
 
 #endif

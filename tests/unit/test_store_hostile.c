@@ -118,7 +118,7 @@ static void cycle(struct hostile *h, bool new_weights)
     end_jobs(h);
     struct test_memory before = store->memory;
     test_memory_init(&store->memory, "engine", TEST_STORE_MEMORY);
-    memset(store->memory.base, 'j', TEST_STORE_MEMORY);
+    memset(store->memory.base, 'j', place_of(JOBS));
     test_memory_cleanup(&before);
     struct kvt_region *old_region = store->region;
     struct kvt_region_desc desc = *kvt_region_desc(old_region);
