@@ -280,9 +280,16 @@ void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns
 
 /* ---- references and bytes ---- */
 
+bool kvt_region_usable(const struct kvt_region *region)
+{
+    return region->state == KVT_REGION_REGISTERED ||
+           /* what began under it goes on, with the drain and the generation taken out */
+           (kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED) && region->target != NULL);
+}
+
 void kvt_region_get(struct kvt_region *region)
 {
-    kvb_assert(region->state == KVT_REGION_REGISTERED);
+    kvb_assert(kvt_region_usable(region));
     region->refs++;
 }
 

@@ -65,7 +65,7 @@ kvb_status_t kvt_slices_check(const struct kvt_slice *slices, uint32_t n, uint64
             return KVB_ERR_INVALID;
         }
         len += slices[i].len;
-        registered = registered && slices[i].region->state == KVT_REGION_REGISTERED;
+        registered = registered && kvt_region_usable(slices[i].region);
     }
     if (len == 0) {
         return KVB_ERR_INVALID;

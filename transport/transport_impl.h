@@ -59,7 +59,8 @@ KVB_MUST_USE kvb_status_t kvt_region_read(const struct kvt_region *region, uint6
 KVB_MUST_USE kvb_status_t kvt_region_write(const struct kvt_region *region, uint64_t offset,
                                            const void *src, size_t len);
 
-/* For transport.c. */
+/* For transport.c. usable: a transfer may name it. */
+bool kvt_region_usable(const struct kvt_region *region);
 void kvt_region_get(struct kvt_region *region);
 void kvt_region_put(struct kvt_region *region);
 void kvt_stale_cleanup(struct kvt_transport *transport);

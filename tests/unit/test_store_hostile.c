@@ -13,10 +13,9 @@
 
 #ifdef KVB_FAULTS
 
-#define JOBS   24
-#define KEYS   40
-#define VALUE  KIB(12)
-#define CYCLES 60
+#define JOBS  24
+#define KEYS  40
+#define VALUE KIB(12)
 
 struct hostile {
     struct test_store store;
@@ -131,13 +130,15 @@ static void cycle(struct hostile *h, bool new_weights)
     kvt_region_destroy(old_region);
 }
 
-static void run(struct hostile *h, const char *fault)
+static void run(struct hostile *h, const char *fault, uint64_t ticket_ms, int cycles)
 {
     *h = (struct hostile){.weights = 1};
     cr_assert_eq(kvb_fault_choose(fault), KVB_OK);
-    test_store_open(&h->store, &(struct kvs_node_config){.share_bytes = KIB(256), .shards = 1},
-                    false);
-    for (int i = 0; i < CYCLES; i++) {
+    test_store_open(
+        &h->store,
+        &(struct kvs_node_config){.share_bytes = KIB(256), .shards = 1, .ticket_ms = ticket_ms},
+        false);
+    for (int i = 0; i < cycles; i++) {
         work(h, 250);
         cycle(h, i % 3 == 0);
         cr_assert_null(kvs_node_validate(h->store.node));
@@ -159,39 +160,39 @@ static struct hostile h;
 
 Test(store_hostile, with_every_protection_nothing_wrong_is_read)
 {
-    run(&h, "none");
+    run(&h, "none", 20, 20);
     cr_assert_gt(h.read, 200);
     cr_assert_eq(h.bad, 0);
 }
 
 Test(store_hostile, control_a_skipped_unregister_is_seen)
 {
-    run(&h, "unregister-skipped");
+    run(&h, "unregister-skipped", 1000, 20);
     cr_assert_gt(h.bad, 0);
 }
 
 Test(store_hostile, control_a_skipped_drain_is_seen)
 {
-    run(&h, "drain-skipped");
+    run(&h, "drain-skipped", 1000, 20);
     cr_assert_gt(h.bad, 0);
 }
 
 Test(store_hostile, a_skipped_drain_alone_is_caught_by_the_generation)
 {
-    run(&h, "drain-skipped:first");
+    run(&h, "drain-skipped:first", 1000, 20);
     cr_assert_eq(h.bad, 0);
     cr_assert_gt(h.caught, 0);
 }
 
 Test(store_hostile, control_an_ignored_ticket_is_seen)
 {
-    run(&h, "ticket-ignored");
+    run(&h, "ticket-ignored", 4, 60);
     cr_assert_gt(h.bad, 0);
 }
 
 Test(store_hostile, an_ignored_ticket_alone_is_caught_by_the_checksum)
 {
-    run(&h, "ticket-ignored:first");
+    run(&h, "ticket-ignored:first", 4, 60);
     cr_assert_eq(h.bad, 0);
     cr_assert_gt(h.caught, 0);
 }
