@@ -34,7 +34,19 @@ static const char *const requests[] = {
     "POST /pause HTTP/1.1\r\nHost: x\r\nPrefer: respond-async\r\n\r\n",
     "POST /sleep?level=9 HTTP/1.1\r\nHost: x\r\n\r\n",
 };
-#define KINDS (sizeof requests / sizeof requests[0])
+#define KINDS      (sizeof requests / sizeof requests[0] + 1)
+#define LARGE_BODY 100000 /* goes through the parser's thread */
+static char large[LARGE_BODY + 256];
+
+static void make_large(void)
+{
+    int head = snprintf(large, sizeof large,
+                        "POST /update_weights HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n",
+                        LARGE_BODY);
+    memset(large + head, 'x', LARGE_BODY);
+    memcpy(large + head, "{\"a\":\"", 6);
+    memcpy(large + head + LARGE_BODY - 2, "\"}", 2);
+}
 
 static void *client(void *arg)
 {
@@ -42,7 +54,8 @@ static void *client(void *arg)
     int fd = -1;
 
     for (unsigned i = 0; i < REQUESTS; i++) {
-        const char *request = requests[(unsigned)rand_r(&seed) % KINDS];
+        unsigned kind = (unsigned)rand_r(&seed) % KINDS;
+        const char *request = kind < KINDS - 1 ? requests[kind] : large;
         bool vanish = rand_r(&seed) % 5 == 0;
         fd = fd >= 0 ? fd : http_connect(rest.port);
         if (fd < 0) {
@@ -92,6 +105,7 @@ int main(void)
     unsigned seed = given != NULL ? (unsigned)strtoul(given, NULL, 10) : 1;
 
     printf("KVPLANE_SEED=%u\n", seed);
+    make_large();
     for (unsigned round = 0; round < ROUNDS; round++) {
         pthread_t clients[CLIENTS], publishing;
         unsigned seeds[CLIENTS];

@@ -615,6 +615,44 @@ Test(http, bodies_for_the_engine_may_be_large_and_arrive_whole)
     cr_expect_eq(rest_calls(&rest), 2);
 }
 
+Test(http, a_body_of_too_many_values_is_refused)
+{
+    size_t n = 3u << 20;
+    char *body = filled(n, ',');
+    memcpy(body, "{\"a\":[1", 7);
+    for (size_t i = 8; i < n; i += 2) {
+        body[i] = '1';
+    }
+    memcpy(body + n - 3, "1]}", 3);
+    struct http_answer answer = http_ask(rest.port, "POST", "/update_weights", NULL, body);
+    expect_shape(&answer, 413, "values");
+    http_answer_free(&answer);
+    free(body);
+    cr_expect_eq(rest_calls(&rest), 0);
+}
+
+Test(http, parameters_in_large_bodies_are_read_and_judged)
+{
+    char *body = filled(300000, 'x');
+    memcpy(body, "{\"weight_version\":\"v5\",\"b\":\"", 28);
+    memcpy(body + 300000 - 2, "\"}", 2);
+    struct http_answer answer = http_ask(rest.port, "POST", "/update_weights", NULL, body);
+    expect_shape(&answer, 200, "large");
+    cr_expect(strstr(answer.body, "\"weight_version\":\"v5\"") != NULL, "%s", answer.body);
+    http_answer_free(&answer);
+    memcpy(body, "{\"weight_version\":[\"\"],\"b\":\"", 28);
+    answer = http_ask(rest.port, "POST", "/update_weights", NULL, body);
+    expect_shape(&answer, 400, "large and wrong");
+    expect_param(&answer, "body.weight_version", "large and wrong");
+    http_answer_free(&answer);
+    body[0] = '[';
+    answer = http_ask(rest.port, "POST", "/update_weights", NULL, body);
+    expect_shape(&answer, 400, "large and no object");
+    http_answer_free(&answer);
+    free(body);
+    cr_expect_eq(rest_calls(&rest), 1);
+}
+
 Test(http, an_endless_refused_body_ends_the_connection)
 {
     int fd = http_connect(rest.port);
@@ -792,7 +830,7 @@ Test(http_own, a_thousand_idle_connections_are_kept_and_cost_no_thread)
     }
     expect_fds(before);
     rest_stop(&rest);
-    cr_expect_eq(threads(), threads_before - 2); /* the HTTP thread and the loop */
+    cr_expect_eq(threads(), threads_before - 3); /* HTTP thread, parser and loop */
 }
 
 #define LIMIT 64

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "http/internal.h"
+
+#include "base/assert.h"
+
+#include <string.h>
+#include <strings.h>
+
+static const char *header(struct kvp_exchange *exchange, const char *name)
+{
+    return MHD_lookup_connection_value(exchange->mhd, MHD_HEADER_KIND, name);
+}
+
+static bool sane_request_id(const char *id)
+{
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+    size_t len = strspn(id, allowed);
+    return len > 0 && len < KVB_REQUEST_ID_MAX && id[len] == '\0';
+}
+
+static void name_request(struct kvp_exchange *exchange)
+{
+    const char *given = header(exchange, "X-Request-Id");
+    char hex[KVB_ID_HEX_LEN + 1];
+
+    if (given == NULL || !sane_request_id(given)) {
+        kvb_id_format(kvb_id_draw(exchange->http->config.random), hex);
+        given = hex;
+    }
+    strcpy(exchange->request.request_id, given);
+}
+
+/* Is word one of a comma-separated list (RFC 7240: parameters after ';' do not matter)? */
+static bool list_has(const char *list, const char *word)
+{
+    while (list != NULL && *list != '\0') {
+        list += strspn(list, " \t,");
+        size_t len = strcspn(list, ",; \t=");
+        if (len == strlen(word) && strncasecmp(list, word, len) == 0) {
+            return true;
+        }
+        list += strcspn(list, ",");
+    }
+    return false;
+}
+
+/* Compares all of both, whatever they hold, so that time tells nothing about where they differ. */
+static bool same_secret(const char a[KVP_HTTP_TOKEN_MAX], const char b[KVP_HTTP_TOKEN_MAX])
+{
+    unsigned char differ = 0;
+    for (size_t i = 0; i < KVP_HTTP_TOKEN_MAX; i++) {
+        differ |= (unsigned char)(a[i] ^ b[i]);
+    }
+    return differ == 0;
+}
+
+static void check_token(struct kvp_exchange *exchange)
+{
+    const struct kvp_http *http = exchange->http;
+    const char *given = header(exchange, MHD_HTTP_HEADER_AUTHORIZATION);
+    char secret[KVP_HTTP_TOKEN_MAX] = {0};
+    bool known = false;
+    bool allowed = false;
+
+    if (http->config.ntokens == 0 || exchange->request.route->where == KVP_PROBE) {
+        return;
+    }
+    if (given != NULL && strncasecmp(given, "Bearer ", 7) == 0 &&
+        strlen(given + 7) < KVP_HTTP_TOKEN_MAX) {
+        strncpy(secret, given + 7, sizeof secret - 1);
+    }
+    for (uint32_t i = 0; i < http->config.ntokens; i++) {
+        bool same = same_secret(secret, http->tokens[i].secret);
+        known |= same;
+        allowed |= same && http->tokens[i].role >= exchange->request.route->role;
+    }
+    if (!known || secret[0] == '\0') {
+        kvp_exchange_refuse(exchange, 401, NULL,
+                            "this needs an Authorization: Bearer header with a valid token");
+        exchange->extra_name = MHD_HTTP_HEADER_WWW_AUTHENTICATE;
+        exchange->extra_value = "Bearer";
+    } else if (!allowed) {
+        kvp_exchange_refuse(exchange, 403, NULL, "this needs a token with the role admin");
+    }
+}
+
+/* The path of a target; absolute form (http://host/path, as proxies send) is understood too. */
+static const char *path_of(const char *target)
+{
+    if (strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0) {
+        const char *path = strchr(strchr(target, ':') + 3, '/');
+        return path != NULL ? path : "/";
+    }
+    return target;
+}
+
+static void find_route(struct kvp_exchange *exchange, const char *method)
+{
+    const char *path = path_of(exchange->target);
+    size_t len = strcspn(path, "?");
+    const struct kvp_route *route = NULL;
+
+    exchange->query = path[len] == '?' ? path + len + 1 : NULL;
+    switch (kvp_route_find(method, path, len, &route, exchange->request.path_arg)) {
+    case KVP_FOUND:
+        exchange->request.route = route;
+        return;
+    case KVP_FOUND_NOTHING:
+        kvp_exchange_refuse(exchange, 404, NULL,
+                            "there is no such route; GET /openapi.yaml lists them");
+        return;
+    case KVP_FOUND_OTHER_METHOD:
+        kvp_exchange_refuse(exchange, 405, NULL,
+                            route->method == KVP_GET ? "this route answers GET"
+                                                     : "this route answers POST");
+        exchange->extra_name = MHD_HTTP_HEADER_ALLOW;
+        exchange->extra_value = kvp_route_allow(route);
+        return;
+    case KVP_FOUND_BAD_PATH:
+        kvp_exchange_refuse(
+            exchange, 400, "path",
+            "a '%' in the path must be followed by two hex digits and must not code a NUL");
+        return;
+    }
+    KVB_UNREACHABLE("found");
+}
+
+/* Checks that need no body. The first that fails decides the answer. */
+static void check(struct kvp_exchange *exchange, const char *method, const char *version)
+{
+    const union MHD_ConnectionInfo *size =
+        MHD_get_connection_info(exchange->mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    const char *expect = header(exchange, MHD_HTTP_HEADER_EXPECT);
+    const char *ambiguous = kvp_framing_ambiguous(&exchange->framing, version);
+
+    if (ambiguous == NULL &&
+        kvp_framing_target_cut(exchange->raw_target, exchange->raw_target_len, version)) {
+        ambiguous = "a NUL in the request line";
+    }
+    if (ambiguous == NULL && !kvp_framing_target_plain(exchange->target)) {
+        ambiguous = "a space or a control character in the target: code it as %XX";
+    }
+    if (ambiguous != NULL) {
+        kvp_exchange_refuse(exchange, 400, NULL, ambiguous);
+        exchange->close = true;
+    } else if (exchange->raw_target_len > KVP_HTTP_TARGET_MAX) {
+        kvp_exchange_refuse(exchange, 414, NULL, "path and query may have 8 KiB together");
+    } else if (exchange->framing.headers > KVP_HTTP_HEADERS_MAX ||
+               (size != NULL && size->header_size > KVP_HTTP_HEADER_MAX)) {
+        kvp_exchange_refuse(exchange, 431, NULL, "at most 100 headers, and 32 KiB of them");
+    } else if (expect != NULL && strcasecmp(expect, "100-continue") != 0) {
+        kvp_exchange_refuse(exchange, 417, NULL,
+                            "the only expectation understood here is 100-continue");
+    } else {
+        find_route(exchange, method);
+        if (exchange->http_status == 0) {
+            check_token(exchange);
+        }
+        if (exchange->http_status == 0 &&
+            exchange->framing.length > kvp_route_body_max(exchange->request.route)) {
+            kvp_exchange_refuse(exchange, 413, "body", "the body is larger than this route takes");
+        }
+    }
+}
+
+void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method, const char *version)
+{
+    kvp_framing_read(exchange->mhd, &exchange->framing);
+    name_request(exchange);
+    check(exchange, method, version);
+    exchange->request.respond_async = list_has(header(exchange, "Prefer"), "respond-async");
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_HTTP_INTERNAL_H
+#define SERVER_HTTP_INTERNAL_H
+
+#include "http/connections.h"
+#include "http/framing.h"
+#include "http/http.h"
+
+#include <microhttpd.h>
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+
+/* What the files of this folder share; see exchange.c for who owns what when. */
+
+/* Where a request is, and whose the exchange is meanwhile. */
+enum kvp_phase {
+    KVP_HEAD,      /* libmicrohttpd reads the headers */
+    KVP_BODY,      /* it reads the body; an answer may be decided already */
+    KVP_PARSING,   /* suspended; the parser's until it resumes */
+    KVP_SUBMITTED, /* suspended; control's until it replies */
+    KVP_ANSWERING  /* libmicrohttpd sends the answer */
+};
+
+#define KVP_EXCHANGE_MAGIC 0x6b76685eu
+
+struct kvp_exchange {
+    uint32_t magic;
+    enum kvp_phase phase;
+    struct kvp_http *http;
+    struct MHD_Connection *mhd;
+    struct kvp_connection *connection;
+    uint64_t begun_ns;
+    const char *raw_target; /* libmicrohttpd's, only to be compared */
+    size_t raw_target_len;
+    char *target;      /* path and query as sent; owned */
+    const char *query; /* in target; NULL: none */
+    struct kvp_framing framing;
+    size_t body_cap;
+    uint64_t received; /* bytes of body, kept or dropped */
+    bool owed;         /* counted in http->owed */
+    bool close;        /* after the answer */
+    /* What was decided, by a check or by reply(): the answer. http_status 0: nothing yet. */
+    unsigned http_status;
+    json_t *json;
+    unsigned retry_after_s;
+    const char *extra_name; /* one more header */
+    const char *extra_value;
+    struct kvp_request request;
+};
+
+struct kvp_http {
+    /* immutable after start */
+    struct MHD_Daemon *mhd;
+    struct kvp_http_config config;
+    struct kvp_http_token *tokens;
+    uint16_t port;
+    int listener;     /* libmicrohttpd's until quiesced */
+    pthread_t parser; /* reads large bodies */
+    /* HTTP thread only */
+    struct kvp_connections connections;
+    uint64_t bodies; /* bytes of all request bodies */
+    /* any thread */
+    struct kvb_queue parsing; /* exchanges by request.item */
+    sem_t parser_woken;
+    atomic_bool parser_stopping;
+    /* guarded by lock */
+    pthread_mutex_t lock;
+    pthread_cond_t paid; /* owed became 0 */
+    uint32_t owed;       /* whole requests not yet completed */
+};
+
+/* exchange.c: libmicrohttpd's callbacks; cls is the struct kvp_http. */
+void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *mhd);
+enum MHD_Result kvp_exchange_handle(void *cls, struct MHD_Connection *mhd, const char *url,
+                                    const char *method, const char *version, const char *data,
+                                    size_t *len, void **con_cls);
+void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
+                            enum MHD_RequestTerminationCode code);
+/* Decides the answer; it is sent once the body has been read. The exchange's owner. */
+void kvp_exchange_refuse(struct kvp_exchange *exchange, unsigned http_status, const char *param,
+                         const char *message);
+
+/* head.c: names the request and makes every check that needs no body; the first that fails refuses.
+ */
+void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method,
+                             const char *version);
+
+/* parse.c */
+/* Reads body and parameters; refuses if they are wrong. The exchange's owner. */
+void kvp_exchange_parse(struct kvp_exchange *exchange);
+/* The thread that does so for large bodies, and resumes. arg: the struct kvp_http. */
+KVB_MUST_USE kvb_status_t kvp_parser_start(struct kvp_http *http, uint32_t queue_max);
+/* After this none is with the parser: what it had is refused and resumed. */
+void kvp_parser_stop(struct kvp_http *http);
+
+#endif
