@@ -19,7 +19,7 @@
 
 #define DEFAULT_LEASE_MS 60000
 /* In fault runs tickets end while transfers are held. */
-#define FAULT_TICKET_MS 40
+#define FAULT_TICKET_MS 10
 
 #define LOOKUP_STEP 256 /* keys */
 #define BEGIN_STEP  64  /* puts, gets, removes */
