@@ -170,7 +170,8 @@ struct kvplane_options {
     const char *
         layout; /* text that names everything that makes bytes interchangeable, at most 255 bytes */
     const char *weights_name; /* version of the weights it starts with, if it knows one; NULL. The
-                                 library stops telling it once weights were written */
+                                 library stops telling it once weights were written. What two
+                                 engines share from the start is under their fingerprint */
     unsigned roles; /* kvplane_role; 0: both. SCHEDULER: lookup, discard, report, lifecycle; WORKER:
                        regions, put, get. What the role does not have is INVALID */
     uint32_t rank;  /* 0 … world_size - 1 */

@@ -137,9 +137,8 @@ int main(int argc, char **argv)
     int result = kvplane_open(&options, &kv);
     for (int left = argc > 2 ? atoi(argv[2]) : 4; left > 0 && result == KVPLANE_OK;) {
         answer_pause(KVPLANE_OK); /* between two prompts nothing runs: idle */
-        if (paused || memory == NULL) {
-            result = kvplane_wait(kv, -1);
-        } else {
+        result = paused || memory == NULL ? kvplane_wait(kv, -1) : kvplane_process(kv);
+        if (!paused && memory != NULL) {
             run_prompt(), left--;
         }
     }

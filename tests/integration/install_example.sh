@@ -5,8 +5,22 @@
 set -eu
 build=$1 source=$2 cc=$3
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+daemon='' engine=''
+finish() {
+    for pid in $engine $daemon; do kill "$pid" 2>/dev/null || true; done
+    rm -rf "$work"
+}
+trap finish EXIT
 fail() { echo "install_example: $*" >&2; exit 1; }
+# until COMMAND…: repeats it until it succeeds, for 20 seconds at most.
+until_ok() {
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 400 ] || fail "never came true: $*"
+        sleep 0.05
+    done
+}
 
 cmake --install "$build" --prefix "$work/prefix" >"$work/install.log" || { cat "$work/install.log"; fail "install"; }
 mv "$work/prefix" "$work/moved" # the package must not remember where it was installed
@@ -45,4 +59,36 @@ LD_LIBRARY_PATH=$(dirname "$lib")
 export LD_LIBRARY_PATH
 env -u KVPLANE_SOCKET ./example 2>message && fail "ran without a socket"
 grep -q '^socket: ' message || fail "unhelpful: $(cat message)"
+
+# It works with the daemon that was installed with it.
+program=$work/moved/bin/kvplane
+"$program" serve --listen 127.0.0.1:0 --engine-socket "$work/engine.sock" --store-bytes 16MiB >ready 2>daemon.log &
+daemon=$!
+until_ok grep -q '^kvplane ready ' ready
+url=$(sed -n 's/^kvplane ready //p' ready)
+./example "$work/engine.sock" 3 >output || fail "the example: $?"
+printf '0 of 4 blocks from the store\n4 of 4 blocks from the store\n4 of 4 blocks from the store\n' >wanted
+cmp -s output wanted || fail "the example said: $(cat output)"
+
+# It sleeps without a page of its memory left, here or in the daemon, and wakes.
+maps() { cat "/proc/$engine/maps" "/proc/$daemon/maps" | grep -c 'memfd:kv_cache' || true; }
+grown() { [ "$(wc -l <output)" -gt "$1" ]; }
+stdbuf -oL ./example "$work/engine.sock" 1000000000 >output 2>message &
+engine=$!
+until_ok grown 10
+[ "$(maps)" = 2 ] || fail "mapped $(maps) times"
+"$program" sleep --level 2 --url "$url" >/dev/null || fail "sleep"
+[ "$(maps)" = 0 ] || fail "still mapped $(maps) times"
+"$program" wake --url "$url" >/dev/null || fail "wake"
+until_ok grown "$(($(wc -l <output) + 10))"
+[ "$(maps)" = 2 ] || fail "mapped $(maps) times"
+
+# Without the daemon it goes on alone, and it finds the next one.
+kill "$daemon"
+wait "$daemon" || fail "the daemon ended with $?"
+until_ok sh -c 'tail -n 1 output | grep -q "^0 of"'
+"$program" serve --listen 127.0.0.1:0 --engine-socket "$work/engine.sock" --store-bytes 16MiB >ready 2>daemon.log &
+daemon=$!
+until_ok sh -c 'tail -n 1 output | grep -q "^4 of"'
+kill -0 "$engine" || fail "the example ended: $(cat message)"
 echo "install_example: ok"
