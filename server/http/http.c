@@ -205,6 +205,7 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
 
 err_parser:
     kvp_parser_stop(http);
+    kvp_parser_cleanup(http);
 err_listener:
     close(http->listener);
 err_tokens:
@@ -247,6 +248,7 @@ void kvp_http_stop(struct kvp_http *http)
     await_answers(http);
     kvp_parser_stop(http);
     MHD_stop_daemon(http->mhd);
+    kvp_parser_cleanup(http);
     kvb_assert(http->connections.n == 0);
     free(http->tokens);
     pthread_cond_destroy(&http->paid);

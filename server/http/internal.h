@@ -92,7 +92,8 @@ void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method,
 void kvp_exchange_parse(struct kvp_exchange *exchange);
 /* The thread that does so for large bodies, and resumes. arg: the struct kvp_http. */
 KVB_MUST_USE kvb_status_t kvp_parser_start(struct kvp_http *http, uint32_t queue_max);
-/* After this none is with the parser: what it had is refused and resumed. */
+/* After this none is with the parser: what it had is refused and resumed, and so is what comes. */
 void kvp_parser_stop(struct kvp_http *http);
+void kvp_parser_cleanup(struct kvp_http *http); /* stopped, and nothing comes any more */
 
 #endif

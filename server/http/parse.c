@@ -157,6 +157,10 @@ void kvp_parser_stop(struct kvp_http *http)
     atomic_store(&http->parser_stopping, true);
     wake(http);
     pthread_join(http->parser, NULL);
+}
+
+void kvp_parser_cleanup(struct kvp_http *http)
+{
     kvb_queue_cleanup(&http->parsing);
     sem_destroy(&http->parser_woken);
 }
