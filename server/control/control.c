@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What each control route does: one table, `actions`. A route either starts an operation of the
+ * fleet (fill the ask, later encode its outcome) or reads and replies at once. Who replies: exactly
+ * one of start() (refused), the route's read(), started() (respond-async), operation_done(), the
+ * tenant's reset, and kvp_control_close() for what is open then. What was started ends here also
+ * after that, without a client.
+ */
+#include "control/internal.h"
+#include "http/errors.h"
+
+#include "base/assert.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct kvp_action actions[KVP_ROUTE_COUNT];
+
+/* ---- replying ---- */
+
+void kvp_control_reply(struct kvp_control *control, struct kvp_request *request,
+                       unsigned http_status, json_t *body, unsigned retry_after_s)
+{
+    atomic_fetch_sub(&control->open, 1); /* before: the client may ask again at once */
+    request->reply(request, http_status, body, retry_after_s);
+}
+
+void kvp_control_reply_error(struct kvp_control *control, struct kvp_request *request,
+                             kvb_status_t status, const char *param, const char *message)
+{
+    unsigned http_status = kvp_error_http(status);
+    kvp_control_reply(control, request, http_status, kvp_error_body(http_status, param, message),
+                      kvp_error_retry_s(status));
+}
+
+/* ---- operations ---- */
+
+void kvp_pending_free(struct kvp_pending *pending)
+{
+    kvb_list_remove(&pending->link);
+    free(pending->body);
+    free(pending);
+}
+
+struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_pending *pending = calloc(1, sizeof *pending);
+    if (pending != NULL) {
+        pending->control = control;
+        pending->request = request;
+        pending->action = &actions[request->route->id];
+        pending->params = request->params;
+        kvb_list_push_back(&control->pendings, &pending->link);
+    }
+    return pending;
+}
+
+static void reply_failure(struct kvp_pending *pending, const struct kvp_outcome *outcome)
+{
+    struct kvp_request *request = pending->request;
+    unsigned http_status = kvp_error_http(outcome->status);
+    const char *param = NULL;
+
+    if (outcome->status == KVB_ERR_NOT_FOUND ||
+        (outcome->status == KVB_ERR_INVALID && request->instance[0] == '\0' &&
+         kvp_fleet_count(pending->control->config.fleet) > 1)) {
+        param = "query.instance";
+    }
+    json_t *body = kvp_error_body(http_status, param, kvp_outcome_message(outcome));
+    kvp_json_set_text(body, "status", kvb_status_label(outcome->status));
+    if (outcome->operation_id != 0) {
+        kvp_json_set_u64(body, "operation_id", outcome->operation_id);
+    }
+    if (outcome->view != NULL) {
+        (void)json_object_set_new(body, "state", kvp_state_json(outcome->view));
+    }
+    kvp_control_reply(pending->control, request, http_status, body,
+                      kvp_error_retry_s(outcome->status));
+}
+
+/* Trainers take any other answer than 200 {"success":…} for a fault of the server and retry for
+ * ever or stop; only those who asked to be told by the status are. */
+static void reply_reset(struct kvp_pending *pending, const struct kvp_outcome *outcome)
+{
+    struct kvp_outcome told = *outcome;
+
+    if (pending->params.strict && !kvp_reset_succeeded(pending, outcome)) {
+        told.status = outcome->status != KVB_OK ? outcome->status : KVB_ERR_UNAVAILABLE;
+        json_t *body =
+            kvp_error_body(kvp_error_http(told.status), NULL, kvp_outcome_message(&told));
+        (void)json_object_update_missing_new(body, kvp_answer_reset(pending, &told));
+        kvp_control_reply(pending->control, pending->request, kvp_error_http(told.status), body,
+                          kvp_error_retry_s(told.status));
+        return;
+    }
+    kvp_control_reply(pending->control, pending->request, 200, kvp_answer_reset(pending, outcome),
+                      0);
+}
+
+/* The request itself was at fault, rather than the operation. */
+static bool request_fault(const struct kvp_outcome *outcome)
+{
+    return outcome->status == KVB_ERR_INVALID || outcome->status == KVB_ERR_NOT_FOUND;
+}
+
+static void operation_done(void *arg, const struct kvp_outcome *outcome)
+{
+    struct kvp_pending *pending = arg;
+
+    if (pending->request == NULL) {
+        ; /* nobody listens any more */
+    } else if (pending->action->operation == KVP_OP_RESET && !request_fault(outcome)) {
+        reply_reset(pending, outcome);
+    } else if (outcome->status != KVB_OK) {
+        reply_failure(pending, outcome);
+    } else {
+        kvp_control_reply(pending->control, pending->request, 200,
+                          pending->action->success(pending, outcome), 0);
+    }
+    kvp_pending_free(pending);
+}
+
+static void fill_common(const struct kvp_request *request, struct kvp_ask *ask)
+{
+    const struct kvp_params *params = &request->params;
+
+    ask->mode = params->mode; /* not given: abort, which is 0 */
+    if (kvp_given(params, KVP_PARAM_reset_external)) {
+        ask->reset_external = params->reset_external ? KVP_YES : KVP_NO;
+    }
+    strcpy(ask->weight_version, params->weight_version);
+    ask->body = request->body;
+    ask->body_len = request->body_len;
+}
+
+/* The answer is that it was started; its end is looked up at Location. */
+static void started(struct kvp_pending *pending, uint64_t operation_id)
+{
+    struct kvp_request *request = pending->request;
+
+    pending->request = NULL;
+    snprintf(request->location, sizeof request->location, "/v1/kvplane/operations/%llu",
+             (unsigned long long)operation_id);
+    kvp_control_reply(pending->control, request, 202,
+                      json_pack("{s:s, s:I, s:s}", "status", "started", "operation_id",
+                                (json_int_t)operation_id, "location", request->location),
+                      0);
+}
+
+static void start(struct kvp_control *control, struct kvp_request *request)
+{
+    const struct kvp_action *action = &actions[request->route->id];
+    struct kvp_ask ask = {.operation = action->operation};
+    const char *param = NULL;
+    uint64_t operation_id = 0;
+
+    fill_common(request, &ask);
+    const char *wrong = action->fill(request, &ask, &param);
+    if (wrong != NULL) {
+        kvp_control_reply_error(control, request, KVB_ERR_INVALID, param, wrong);
+        return;
+    }
+    struct kvp_pending *pending = kvp_pending_create(control, request);
+    if (pending == NULL) {
+        kvp_control_reply_error(control, request, KVB_ERR_NO_MEMORY, NULL,
+                                "out of memory; try again");
+        return;
+    }
+    pending->body = request->body;
+    request->body = NULL;
+    kvp_fleet_request(control->config.fleet,
+                      request->instance[0] != '\0' ? request->instance : NULL, &ask,
+                      request->request_id, operation_done, pending, &operation_id);
+    if (request->respond_async && operation_id != 0) {
+        started(pending, operation_id);
+    }
+}
+
+/* ---- the table ---- */
+
+#define OPERATION(op, fill_, success_)                                                             \
+    {                                                                                              \
+        .operation = KVP_OP_##op, .fill = (fill_), .success = (success_)                           \
+    }
+#define READ(read_)                                                                                \
+    {                                                                                              \
+        .read = (read_)                                                                            \
+    }
+
+static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
+    [KVP_ROUTE_pause] = OPERATION(PAUSE, kvp_ask_pause, kvp_answer_paused),
+    [KVP_ROUTE_resume] = OPERATION(RESUME, kvp_ask_nothing, kvp_answer_resumed),
+    [KVP_ROUTE_sleep] = OPERATION(SLEEP, kvp_ask_sleep, kvp_answer_sleeping),
+    [KVP_ROUTE_wake_up] = OPERATION(WAKE, kvp_ask_wake, kvp_answer_woken),
+    [KVP_ROUTE_release_kv_cache_memory] =
+        OPERATION(RELEASE_KV, kvp_ask_nothing, kvp_answer_released),
+    [KVP_ROUTE_reset_prefix_cache] = OPERATION(RESET, kvp_ask_reset, kvp_answer_reset),
+    [KVP_ROUTE_init_weight_transfer_engine] =
+        OPERATION(RELAY, kvp_ask_init, kvp_answer_transfer_initialized),
+    [KVP_ROUTE_start_weight_update] =
+        OPERATION(START_UPDATE, kvp_ask_relay, kvp_answer_update_started),
+    [KVP_ROUTE_update_weights] = OPERATION(UPDATE, kvp_ask_update, kvp_answer_updated),
+    [KVP_ROUTE_finish_weight_update] =
+        OPERATION(FINISH_UPDATE, kvp_ask_relay, kvp_answer_update_finished),
+    [KVP_ROUTE_update_weight_version] =
+        OPERATION(SET_VERSION, kvp_ask_set_version, kvp_answer_version_set),
+    [KVP_ROUTE_collective_rpc] = OPERATION(UPDATE, kvp_ask_rpc, kvp_answer_rpc_results),
+    [KVP_ROUTE_weight_info] = READ(kvp_read_weight_info),
+    [KVP_ROUTE_get_world_size] = READ(kvp_read_world_size),
+    [KVP_ROUTE_list_instances] = READ(kvp_read_instances),
+    [KVP_ROUTE_get_instance] = READ(kvp_read_instance),
+    [KVP_ROUTE_list_operations] = READ(kvp_read_operations),
+    [KVP_ROUTE_get_operation] = READ(kvp_read_operation),
+    [KVP_ROUTE_list_tenants] = READ(kvp_read_tenants),
+    [KVP_ROUTE_get_tenant] = READ(kvp_read_tenant),
+    [KVP_ROUTE_reset_tenant] = READ(kvp_reset_tenant),
+};
+
+/* ---- life ---- */
+
+kvb_status_t kvp_control_create(const struct kvp_control_config *config,
+                                struct kvp_control **control_p)
+{
+    struct kvp_control *control = calloc(1, sizeof *control);
+    if (control == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    control->config = *config;
+    atomic_init(&control->open, 0);
+    kvb_list_init(&control->pendings);
+    kvb_queue_init(&control->submitted, "control", config->queue_max, config->wake,
+                   config->wake_ctx);
+    *control_p = control;
+    return KVB_OK;
+}
+
+kvb_status_t kvp_control_submit(struct kvp_control *control, struct kvp_request *request)
+{
+    if (atomic_fetch_add(&control->open, 1) >= control->config.queue_max) {
+        atomic_fetch_sub(&control->open, 1);
+        return KVB_ERR_AGAIN;
+    }
+    kvb_status_t status = kvb_queue_put(&control->submitted, &request->item);
+    if (status != KVB_OK) {
+        atomic_fetch_sub(&control->open, 1);
+    }
+    return status;
+}
+
+void kvp_control_run(struct kvp_control *control)
+{
+    struct kvb_item *item;
+
+    while ((item = kvb_queue_pop(&control->submitted)) != NULL) {
+        struct kvp_request *request = kvb_container_of(item, struct kvp_request, item);
+        const struct kvp_action *action = &actions[request->route->id];
+        kvb_log_request(request->request_id);
+        if (action->read != NULL) {
+            action->read(control, request);
+        } else {
+            start(control, request);
+        }
+        kvb_log_request(NULL);
+    }
+}
+
+static void reply_closed(struct kvp_control *control, struct kvp_request *request)
+{
+    kvp_control_reply(
+        control, request, 503,
+        kvp_error_body(503, NULL,
+                       "the daemon is shutting down; what was begun may or may not be done"),
+        0);
+}
+
+static void drop(void *ctx, struct kvb_item *item)
+{
+    reply_closed(ctx, kvb_container_of(item, struct kvp_request, item));
+}
+
+void kvp_control_close(struct kvp_control *control)
+{
+    kvb_queue_close(&control->submitted, drop, control);
+    kvb_list_each(&control->pendings, link)
+    {
+        struct kvp_pending *pending = kvb_container_of(link, struct kvp_pending, link);
+        if (pending->request != NULL) {
+            struct kvp_request *request = pending->request;
+            pending->request = NULL;
+            reply_closed(control, request);
+        }
+    }
+}
+
+void kvp_control_destroy(struct kvp_control *control)
+{
+    if (control != NULL) {
+        kvp_control_close(control); /* already done, unless the daemon never started */
+        kvb_assert(kvb_list_empty(&control->pendings) && atomic_load(&control->open) == 0);
+        kvb_queue_cleanup(&control->submitted);
+        free(control);
+    }
+}

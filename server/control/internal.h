@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_CONTROL_INTERNAL_H
+#define SERVER_CONTROL_INTERNAL_H
+
+#include "control.h"
+
+#include <stdatomic.h>
+
+/*
+ * What the files of control share. control.c: who replies when, and the table of routes; asks.c:
+ * from a request to what the fleet is asked; answers.c: from its outcome to JSON; status.c:
+ * instances and operations as they are; tenants.c.
+ */
+
+struct kvp_control {
+    struct kvp_control_config config;
+    struct kvb_queue submitted;
+    atomic_uint open;         /* requests taken and not yet replied to; any thread */
+    struct kvb_list pendings; /* loop thread */
+};
+
+/* A request whose answer comes later. */
+struct kvp_pending {
+    struct kvb_list link;
+    struct kvp_control *control;
+    struct kvp_request *request; /* NULL: replied already, or closed */
+    const struct kvp_action *action;
+    struct kvp_params params;
+    char *body;                     /* taken: relayed until the operation ends */
+    struct kvs_coord_request coord; /* tenant reset */
+    char tenant[KVB_NAME_MAX];
+};
+
+struct kvp_action {
+    /* starts an operation: */
+    enum kvp_operation operation;
+    /* NULL or a message, then *param_p says what it is about */
+    const char *(*fill)(const struct kvp_request *request, struct kvp_ask *ask,
+                        const char **param_p);
+    json_t *(*success)(const struct kvp_pending *pending, const struct kvp_outcome *outcome);
+    /* or answers at once: */
+    void (*read)(struct kvp_control *control, struct kvp_request *request);
+};
+
+#define KVP_SLEEP_LEVEL_DEFAULT 1
+
+/* ---- control.c ---- */
+
+/* Exactly once for each request, which is gone then. body is taken. */
+void kvp_control_reply(struct kvp_control *control, struct kvp_request *request,
+                       unsigned http_status, json_t *body, unsigned retry_after_s);
+void kvp_control_reply_error(struct kvp_control *control, struct kvp_request *request,
+                             kvb_status_t status, const char *param, const char *message);
+/* NULL: out of memory. */
+struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_request *request);
+void kvp_pending_free(struct kvp_pending *pending);
+
+/* ---- asks.c: NULL, or what is wrong, then *param_p says what it is about ---- */
+
+#define KVP_ASK(name)                                                                              \
+    const char *kvp_ask_##name(const struct kvp_request *request, struct kvp_ask *ask,             \
+                               const char **param_p);
+KVP_ASK(nothing)
+KVP_ASK(pause)
+KVP_ASK(sleep)
+KVP_ASK(wake)
+KVP_ASK(reset)
+KVP_ASK(relay)
+KVP_ASK(init)
+KVP_ASK(update)
+KVP_ASK(set_version)
+KVP_ASK(rpc)
+#undef KVP_ASK
+
+/* ---- answers.c: what success looks like; a new object, or NULL: out of memory ---- */
+
+#define KVP_ANSWER(name)                                                                           \
+    json_t *kvp_answer_##name(const struct kvp_pending *pending, const struct kvp_outcome *outcome);
+KVP_ANSWER(paused)
+KVP_ANSWER(resumed)
+KVP_ANSWER(sleeping)
+KVP_ANSWER(woken)
+KVP_ANSWER(released)
+KVP_ANSWER(reset) /* of a failed one as well */
+KVP_ANSWER(transfer_initialized)
+KVP_ANSWER(update_started)
+KVP_ANSWER(updated)
+KVP_ANSWER(update_finished)
+KVP_ANSWER(version_set)
+KVP_ANSWER(rpc_results)
+#undef KVP_ANSWER
+
+/* Asked for the store to forget, and it has not: that is no success, whatever else went well. */
+bool kvp_reset_succeeded(const struct kvp_pending *pending, const struct kvp_outcome *outcome);
+/* The outcome's message, or the text of its status. */
+const char *kvp_outcome_message(const struct kvp_outcome *outcome);
+
+/* ---- status.c ---- */
+
+/* Leaves an empty or missing text out. */
+void kvp_json_set_text(json_t *object, const char *name, const char *text);
+void kvp_json_set_u64(json_t *object, const char *name, uint64_t value);
+/* What an instance is in, in short: for the answers of failed operations. */
+json_t *kvp_state_json(const struct kvp_view *view);
+
+void kvp_read_instances(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_instance(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_operations(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_operation(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request);
+
+/* ---- tenants.c ---- */
+
+void kvp_read_tenants(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_tenant(struct kvp_control *control, struct kvp_request *request);
+void kvp_reset_tenant(struct kvp_control *control, struct kvp_request *request);
+
+#endif

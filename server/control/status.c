@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "control/internal.h"
+
+#include "base/assert.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MESSAGE_MAX 512
+
+void kvp_json_set_text(json_t *object, const char *name, const char *text)
+{
+    if (text != NULL && text[0] != '\0') {
+        (void)json_object_set_new(object, name, json_string(text));
+    }
+}
+
+void kvp_json_set_u64(json_t *object, const char *name, uint64_t value)
+{
+    (void)json_object_set_new(object, name, json_integer((json_int_t)value));
+}
+
+static const char *scheduler_text(enum kvp_scheduler scheduler)
+{
+    switch (scheduler) {
+#define X(name, text)                                                                              \
+    case KVP_SCHEDULER_##name:                                                                     \
+        return text;
+        KVP_SCHEDULER_STATES(X)
+#undef X
+    }
+    KVB_UNREACHABLE("scheduler state");
+}
+
+static json_t *stoppers_json(unsigned bits)
+{
+    json_t *list = json_array();
+#define X(name, bit, text)                                                                         \
+    if ((bits & (bit)) != 0) {                                                                     \
+        (void)json_array_append_new(list, json_string(text));                                      \
+    }
+    KVP_STOPPERS(X)
+#undef X
+    return list;
+}
+
+static json_t *tags_json(const struct kvp_view *view)
+{
+    json_t *tags = json_object();
+    for (uint32_t i = 0; i < view->ntags; i++) {
+        kvp_json_set_text(tags, view->tags[i].tag, kvb_residency_text(view->tags[i].residency));
+    }
+    return tags;
+}
+
+/* The short form, for the answers of failed operations. */
+json_t *kvp_state_json(const struct kvp_view *view)
+{
+    return json_pack("{s:s, s:b, s:s, s:o, s:o, s:b}", "instance", view->instance, "attached",
+                     view->attached, "scheduler", scheduler_text(view->scheduler), "stopped_by",
+                     stoppers_json(view->stopped_by), "tags", tags_json(view), "degraded",
+                     view->degraded);
+}
+
+static json_t *drain_json(const struct kvp_drain_progress *drain)
+{
+    return json_pack("{s:I, s:I, s:I}", "queued", (json_int_t)drain->queued, "running",
+                     (json_int_t)drain->running, "bytes_left", (json_int_t)drain->bytes_left);
+}
+
+static int64_t ms_until(const struct kvp_control *control, uint64_t deadline_ns)
+{
+    uint64_t now_ns = kvb_now_ns(control->config.clock);
+    return deadline_ns > now_ns ? (int64_t)((deadline_ns - now_ns) / KVB_NS_PER_MS) : 0;
+}
+
+static void set_deadline(const struct kvp_control *control, json_t *object, uint64_t deadline_ns)
+{
+    if (deadline_ns != KVB_NEVER && deadline_ns != 0) {
+        (void)json_object_set_new(object, "deadline_in_ms",
+                                  json_integer(ms_until(control, deadline_ns)));
+    }
+}
+
+static json_t *lineage_json(const struct kvp_view *view)
+{
+    char hex[KVB_ID_HEX_LEN + 1];
+    kvb_id_format(view->lineage.id, hex);
+    json_t *json = json_pack("{s:s, s:b, s:b, s:I, s:b}", "id", hex, "open", view->open,
+                             "weight_change_running", view->weight_change_running,
+                             "retirements_pending", (json_int_t)view->retirements_pending,
+                             "coordinator_reachable", view->coordinator_reachable);
+    kvp_json_set_text(json, "weights_name", view->weights_name);
+    kvp_json_set_text(json, "private_reason", view->private_reason);
+    return json;
+}
+
+static json_t *instance_json(const struct kvp_control *control, const struct kvp_view *view)
+{
+    json_t *json = kvp_state_json(view);
+
+    kvp_json_set_text(json, "tenant", view->tenant);
+    kvp_json_set_text(json, "layout", view->layout);
+    kvp_json_set_text(json, "message", view->message);
+    kvp_json_set_u64(json, "world_size", view->world_size);
+    kvp_json_set_u64(json, "ranks", view->ranks);
+    (void)json_object_update_new(
+        json, json_pack("{s:b, s:b, s:b, s:s}", "is_paused", view->is_paused, "is_sleeping",
+                        view->is_sleeping, "ready", view->ready, "weight_version",
+                        view->weight_version[0] != '\0' ? view->weight_version : "default"));
+    if (!view->ready) {
+        kvp_json_set_text(json, "not_ready", view->not_ready);
+    }
+    (void)json_object_set_new(json, "regions",
+                              json_pack("{s:I, s:I}", "registered",
+                                        (json_int_t)view->registered_regions, "bytes",
+                                        (json_int_t)view->registered_bytes));
+    (void)json_object_set_new(json, "lineage", lineage_json(view));
+    (void)json_object_set_new(
+        json, "load",
+        json_pack("{s:I, s:I, s:I, s:I}", "running", (json_int_t)view->load.running, "waiting",
+                  (json_int_t)view->load.waiting, "loading", (json_int_t)view->load.loading,
+                  "blocks_held", (json_int_t)view->load.blocks_held));
+    if (view->operation_id != 0) {
+        json_t *operation = json_pack(
+            "{s:I, s:s, s:s, s:o, s:I}", "id", (json_int_t)view->operation_id, "operation",
+            kvp_operation_label(view->operation), "step", view->step, "drain",
+            drain_json(&view->drain), "waiting", (json_int_t)view->waiting_operations);
+        set_deadline(control, operation, view->deadline_ns);
+        (void)json_object_set_new(json, "operation", operation);
+    }
+    return json;
+}
+
+/* ---- reads ---- */
+
+static void list_name(void *arg, const struct kvp_view *view)
+{
+    char *list = arg;
+    size_t used = strlen(list);
+    snprintf(list + used, MESSAGE_MAX - used, "%s%s", used > 0 ? ", " : "", view->instance);
+}
+
+/* The instance a request is about; false: replied. */
+static bool find_instance(struct kvp_control *control, struct kvp_request *request,
+                          struct kvp_view *view_p)
+{
+    struct kvp_fleet *fleet = control->config.fleet;
+    const char *name = request->instance[0] != '\0' ? request->instance : NULL;
+    char names[MESSAGE_MAX] = "";
+    char message[MESSAGE_MAX + 64];
+
+    if (kvp_fleet_view(fleet, name, view_p)) {
+        return true;
+    }
+    if (name != NULL) {
+        kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "query.instance",
+                                "there is no instance of that name");
+    } else if (kvp_fleet_count(fleet) == 0) {
+        kvp_control_reply_error(control, request, KVB_ERR_BAD_STATE, NULL,
+                                "no engine has attached yet");
+    } else {
+        kvp_fleet_each(fleet, list_name, names);
+        snprintf(message, sizeof message, "say which by ?instance=NAME: %s", names);
+        kvp_control_reply_error(control, request, KVB_ERR_INVALID, "query.instance", message);
+    }
+    return false;
+}
+
+void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (find_instance(control, request, &view)) {
+        const char *version = view.weight_version[0] != '\0' ? view.weight_version : "default";
+        kvp_control_reply(control, request, 200, json_pack("{s:s}", "weight_version", version), 0);
+    }
+}
+
+void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (!find_instance(control, request, &view)) {
+        return;
+    }
+    if (!view.attached) {
+        kvp_control_reply_error(control, request, KVB_ERR_BAD_STATE, NULL,
+                                "not all ranks of the engine are attached");
+        return;
+    }
+    kvp_control_reply(control, request, 200,
+                      json_pack("{s:I}", "world_size", (json_int_t)view.world_size), 0);
+}
+
+struct listing {
+    const struct kvp_control *control;
+    json_t *list;
+};
+
+static void add_instance(void *arg, const struct kvp_view *view)
+{
+    struct listing *listing = arg;
+    (void)json_array_append_new(listing->list, instance_json(listing->control, view));
+}
+
+void kvp_read_instances(struct kvp_control *control, struct kvp_request *request)
+{
+    struct listing listing = {.control = control, .list = json_array()};
+    kvp_fleet_each(control->config.fleet, add_instance, &listing);
+    kvp_control_reply(control, request, 200, json_pack("{s:o}", "instances", listing.list), 0);
+}
+
+void kvp_read_instance(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (kvp_fleet_view(control->config.fleet, request->path_arg, &view)) {
+        kvp_control_reply(control, request, 200, instance_json(control, &view), 0);
+    } else {
+        kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.name",
+                                "there is no instance of that name");
+    }
+}
+
+static json_t *operation_json(const struct kvp_control *control,
+                              const struct kvp_operation_record *record)
+{
+    const char *status = !record->finished          ? "running"
+                         : record->status == KVB_OK ? "succeeded"
+                                                    : "failed";
+    uint64_t end_ns = record->finished ? record->finished_ns : kvb_now_ns(control->config.clock);
+    json_t *json = json_pack("{s:I, s:s, s:s, s:s}", "id", (json_int_t)record->id, "operation",
+                             kvp_operation_label(record->operation), "instance", record->instance,
+                             "status", status);
+
+    kvp_json_set_text(json, "request_id", record->request_id);
+    kvp_json_set_text(json, "message", record->message);
+    (void)json_object_set_new(
+        json, "elapsed_ms",
+        json_real((double)(end_ns > record->started_ns ? end_ns - record->started_ns : 0) / 1e6));
+    if (record->finished) {
+        kvp_json_set_text(json, "result", kvb_status_label(record->status));
+    } else {
+        kvp_json_set_text(json, "step", record->step);
+        (void)json_object_set_new(json, "drain", drain_json(&record->drain));
+        set_deadline(control, json, record->deadline_ns);
+    }
+    return json;
+}
+
+static void add_operation(void *arg, const struct kvp_operation_record *record)
+{
+    struct listing *listing = arg;
+    (void)json_array_append_new(listing->list, operation_json(listing->control, record));
+}
+
+void kvp_read_operations(struct kvp_control *control, struct kvp_request *request)
+{
+    struct listing listing = {.control = control, .list = json_array()};
+    kvp_fleet_each_operation(control->config.fleet, add_operation, &listing);
+    kvp_control_reply(control, request, 200, json_pack("{s:o}", "operations", listing.list), 0);
+}
+
+/* Decimal digits only; an id that overflows is one that does not exist. */
+static bool parse_id(const char *text, uint64_t *id_p)
+{
+    uint64_t id = 0;
+    if (text[0] == '\0' || text[strspn(text, "0123456789")] != '\0' || strlen(text) > 19) {
+        return false;
+    }
+    for (; *text != '\0'; text++) {
+        id = id * 10 + (uint64_t)(*text - '0');
+    }
+    *id_p = id;
+    return true;
+}
+
+void kvp_read_operation(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_operation_record record;
+    uint64_t id;
+
+    if (parse_id(request->path_arg, &id) &&
+        kvp_fleet_operation(control->config.fleet, id, &record)) {
+        kvp_control_reply(control, request, 200, operation_json(control, &record), 0);
+    } else {
+        kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.id",
+                                "there is no such operation, or it ended too long ago");
+    }
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "control/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The entry of a tenant in an object by name, made if absent; NULL: out of memory. */
+static json_t *tenant_entry(json_t *tenants, const char *name)
+{
+    json_t *entry = json_object_get(tenants, name);
+    if (entry == NULL) {
+        entry = json_pack("{s:s, s:[], s:[]}", "name", name, "instances", "lineages");
+        if (json_object_set_new(tenants, name, entry) != 0) {
+            return NULL;
+        }
+    }
+    return entry;
+}
+
+static void add_member(void *arg, const struct kvp_view *view)
+{
+    json_t *entry = tenant_entry(arg, view->tenant);
+    (void)json_array_append_new(json_object_get(entry, "instances"), json_string(view->instance));
+}
+
+static void add_name(void *arg, const struct kvs_space *space, const char *name,
+                     struct kvb_lineage lineage, uint32_t members)
+{
+    char hex[KVB_ID_HEX_LEN + 1];
+    json_t *entry = tenant_entry(arg, space->tenant);
+
+    kvb_id_format(lineage.id, hex);
+    (void)json_array_append_new(json_object_get(entry, "lineages"),
+                                json_pack("{s:s, s:s, s:s, s:I}", "weights_name", name, "layout",
+                                          space->layout, "id", hex, "members",
+                                          (json_int_t)members));
+}
+
+static json_t *tenants_json(struct kvp_control *control)
+{
+    json_t *tenants = json_object();
+
+    kvp_fleet_each(control->config.fleet, add_member, tenants);
+    if (control->config.coordinator != NULL) {
+        kvs_coordinator_each_name(control->config.coordinator, add_name, tenants);
+    }
+    return tenants;
+}
+
+void kvp_read_tenants(struct kvp_control *control, struct kvp_request *request)
+{
+    json_t *tenants = tenants_json(control);
+    json_t *list = json_array();
+    const char *name;
+    json_t *entry;
+
+    json_object_foreach(tenants, name, entry)
+    {
+        (void)json_array_append(list, entry);
+    }
+    json_decref(tenants);
+    kvp_control_reply(control, request, 200, json_pack("{s:o}", "tenants", list), 0);
+}
+
+void kvp_read_tenant(struct kvp_control *control, struct kvp_request *request)
+{
+    json_t *tenants = tenants_json(control);
+    json_t *entry = json_incref(json_object_get(tenants, request->path_arg));
+
+    json_decref(tenants);
+    if (entry != NULL) {
+        kvp_control_reply(control, request, 200, entry, 0);
+    } else {
+        kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.name",
+                                "this tenant has neither instances nor named lineages");
+    }
+}
+
+static void reset_done(struct kvs_coord_request *coord, kvb_status_t status)
+{
+    struct kvp_pending *pending = kvb_container_of(coord, struct kvp_pending, coord);
+
+    if (pending->request != NULL && status == KVB_OK) {
+        kvp_control_reply(pending->control, pending->request, 200,
+                          json_pack("{s:b, s:s}", "success", 1, "tenant", pending->tenant), 0);
+    } else if (pending->request != NULL) {
+        kvp_control_reply_error(
+            pending->control, pending->request, status, NULL,
+            status == KVB_ERR_TIMEOUT
+                ? "all lineages are retired, but an instance has not confirmed that it "
+                  "left; it is fenced until it does; try again"
+                : "the coordinator did not take it; nothing was reset; try again");
+    }
+    kvp_pending_free(pending);
+}
+
+void kvp_reset_tenant(struct kvp_control *control, struct kvp_request *request)
+{
+    if (!kvb_name_valid(request->path_arg)) {
+        kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.name",
+                                "a tenant's name has 1 to 63 characters of A-Z a-z 0-9 . _ -");
+        return;
+    }
+    if (control->config.coordinator == NULL) {
+        kvp_control_reply(control, request, 200,
+                          json_pack("{s:b, s:s, s:s}", "success", 1, "tenant", request->path_arg,
+                                    "message", "no store is configured"),
+                          0);
+        return;
+    }
+    struct kvp_pending *pending = kvp_pending_create(control, request);
+    if (pending == NULL) {
+        kvp_control_reply_error(control, request, KVB_ERR_NO_MEMORY, NULL,
+                                "out of memory; try again");
+        return;
+    }
+    strcpy(pending->tenant, request->path_arg); /* a valid name fits */
+    pending->coord.done = reset_done;
+    kvs_tenant_reset(control->config.coordinator, pending->tenant, NULL,
+                     kvb_deadline_in_ms(control->config.clock, control->config.retire_ms),
+                     &pending->coord);
+}
