@@ -693,7 +693,9 @@ kvb_status_t kvs_node_create(struct kvb_sched *sched, struct kvt_transport *tran
     local->transport = transport;
     local->lookup = lookup;
     local->ticket_ms = config->ticket_ms != 0 ? config->ticket_ms : DEFAULT_LEASE_MS;
-    if (kvb_fault_run() && config->ticket_ms == 0) {
+    /* but where they would hide what a skipped drain does */
+    if (kvb_fault_run() && !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED) &&
+        local->ticket_ms > FAULT_TICKET_MS) {
         local->ticket_ms = FAULT_TICKET_MS;
     }
     local->hold_ms = config->hold_ms != 0 ? config->hold_ms : DEFAULT_LEASE_MS;

@@ -67,7 +67,8 @@ static inline struct kvs_item *kvs_node_call_item(const struct kvs_node_call *ca
 struct kvs_node_config {
     uint64_t share_bytes;
     uint32_t shards;         /* 0: one for each 4 GiB of share, at least 1 and at most 16 */
-    uint64_t ticket_ms;      /* how long a reader's ticket or a writer's attempt lasts; 0: 60 s */
+    uint64_t ticket_ms;      /* how long a reader's ticket or a writer's attempt lasts; 0: 60 s.
+                                 In fault runs a few ms at most */
     uint64_t hold_ms;        /* how long a lookup's promise lasts; 0: 60 s */
     uint64_t hold_bytes_max; /* that one instance may hold; 0: a quarter of the share */
 };
@@ -113,7 +114,7 @@ extern const struct kvs_reclaim_ops kvs_node_reclaim;
 struct kvs_node_stats {
     struct kvs_core_stats core; /* sums over the shards */
     uint32_t shards;
-    uint32_t calls;     /* in flight */
+    uint32_t calls; /* in flight */
 #define X(name, what) uint64_t name;
     KVS_NODE_COUNTERS(X)
 #undef X
