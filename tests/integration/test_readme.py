@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the README shows is what a user sees: its session, its trainer's loop, its tables."""
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+import harness
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHOWN = "localhost:8100"  # the address the README uses
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def commands(block):
+    """Pairs of a command and the lines shown as its output."""
+    found = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return [(command, "\n".join(shown)) for command, shown in found]
+
+
+def matches(shown, seen):
+    """`…` in what is shown stands for anything."""
+    return re.fullmatch(".*?".join(map(re.escape, shown.split("…"))), seen, re.S) is not None
+
+
+class Readme(harness.Case):
+    def setUp(self):
+        super().setUp()
+        self.plane = self.daemon()
+        self.engine(self.plane, "engine-0")
+        self.address = f"127.0.0.1:{self.plane.port}"
+
+    def test_the_session_prints_what_is_shown(self):
+        session, = blocks("console")
+        self.assertGreater(len(commands(session)), 8)
+        for command, shown in commands(session):
+            run = subprocess.run(["bash", "-c", command.replace(SHOWN, self.address)],
+                                 capture_output=True, text=True, timeout=harness.DEADLINE_S,
+                                 check=True)
+            self.assertTrue(matches(shown, run.stdout.strip()),
+                            f"{command}\nREADME: {shown}\nseen:   {run.stdout}")
+
+    def test_the_trainers_loop_runs(self):
+        loop, = blocks("python")
+        self.assertLessEqual(len(loop.splitlines()), 20)
+        run = subprocess.run([sys.executable, "-c", loop.replace("127.0.0.1:8100", self.address)],
+                             capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(run.stdout.count("'status': 'awake'"), 3, run.stdout)
+        # And its versions named the weights: from the second on (the first is seen to change then).
+        self.assertEqual(self.plane.instance("engine-0")["lineage"]["weights_name"], "step-3")
+
+
+class Tables(unittest.TestCase):
+    def test_every_config_key_is_in_the_table_as_the_program_prints_it(self):
+        table = subprocess.run([harness.PROGRAM, "config", "table"], capture_output=True, text=True,
+                               check=True).stdout
+        for line in table.splitlines():
+            self.assertIn(line, README.splitlines())
+
+    def test_every_route_is_named(self):
+        contract = (ROOT / "api" / "openapi.yaml").read_text(encoding="utf-8")
+        paths = re.findall(r"^  ['\"]?(/[^'\":]*)['\"]?:", contract, re.M)
+        self.assertGreater(len(paths), 20)
+        for path in paths:
+            self.assertIn(path, README, f"{path} is not in the README's table")
+
+
+if __name__ == "__main__":
+    unittest.main()
