@@ -337,6 +337,13 @@ static void check_heap(struct proof *p)
     expect(p, core->ndue == p->timed, "the heap has other leases than there are");
 }
 
+static void check_retired(struct proof *p, uint32_t handle)
+{
+    const struct retired *retired =
+        (const struct retired *)(void *)kvs_node_at(&p->core->retired, handle);
+    expect(p, kvs_lineage_retired(p->core, retired->lineage), "a retired lineage is forgotten");
+}
+
 /* ---- all of it ---- */
 
 static void check_sums(struct proof *p)
@@ -387,6 +394,8 @@ static void check_all(struct proof *p)
     each_record(p, &core->scopes, check_scope);
     each_record(p, &core->sessions, check_session);
     each_record(p, &core->holders, check_holder);
+    each_record(p, &core->retired, check_retired);
+    expect(p, core->retired.count == core->nretired, "the count of retired lineages is wrong");
     if (p->wrong != NULL) {
         return;
     }

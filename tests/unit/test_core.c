@@ -278,6 +278,21 @@ Test(core, a_ticket_is_its_sessions_alone_and_dies_with_it)
     shard_cleanup(&s);
 }
 
+Test(core, a_ticket_or_promise_that_is_over_stops_no_remove)
+{
+    struct shard s;
+    shard_init(&s, 4);
+    is(shard_put(&s, "a", 0, 1000), KVB_OK);
+    is(shard_find(&s, "a", 0), KVB_OK);
+    cr_assert(shard_hold(&s, "a", 0, 1, 1));
+    is(shard_remove(&s, "a", 0, false), KVB_ERR_BUSY);
+    s.sim.now_ns += s.ttl_ns;
+    is(shard_remove(&s, "a", 0, false), KVB_OK);
+    cr_assert_eq(shard_stats(&s).used_bytes, 0);
+    valid(&s);
+    shard_cleanup(&s);
+}
+
 Test(core, the_last_of_several_tickets_frees_a_removed_object)
 {
     struct shard s;
@@ -601,6 +616,23 @@ Test(core, all_pieces_of_a_block_go_together)
     shard_cleanup(&s);
 }
 
+Test(core, pieces_of_a_block_are_bounded_at_commit_too)
+{
+    struct shard s;
+    shard_init(&s, 64);
+    for (uint32_t part = 1; part < KVS_CORE_PIECES_MAX; part++) {
+        is(shard_put_key(&s, shard_key(&s, "a", 0, part), 64), KVB_OK);
+    }
+    is(shard_reserve_key(&s, shard_key(&s, "a", 0, 0), 64), KVB_OK);
+    struct kvs_attempt first = s.attempt;
+    is(shard_reserve_key(&s, shard_key(&s, "a", 0, KVS_CORE_PIECES_MAX), 64), KVB_OK);
+    is(kvs_core_commit(s.core, s.sim.now_ns, first, 1, 0), KVB_OK);
+    is(shard_commit(&s), KVB_ERR_LIMIT);
+    cr_assert_eq(shard_stats(&s).reserved_bytes, 0);
+    valid(&s);
+    shard_cleanup(&s);
+}
+
 Test(core, a_block_has_a_bounded_number_of_pieces)
 {
     struct shard s;
@@ -608,7 +640,7 @@ Test(core, a_block_has_a_bounded_number_of_pieces)
     for (uint32_t part = 0; part < KVS_CORE_PIECES_MAX; part++) {
         is(shard_put_key(&s, shard_key(&s, "a", 0, part), 64), KVB_OK);
     }
-    is(shard_put_key(&s, shard_key(&s, "a", 0, KVS_CORE_PIECES_MAX), 64), KVB_ERR_LIMIT);
+    is(shard_reserve_key(&s, shard_key(&s, "a", 0, KVS_CORE_PIECES_MAX), 64), KVB_ERR_LIMIT);
     is(shard_put_key(&s, shard_key(&s, "a", 1, KVS_CORE_PIECES_MAX), 64), KVB_OK);
     shard_cleanup(&s);
 }
@@ -704,6 +736,53 @@ Test(core, room_for_pages_costs_no_more_small_values_than_lie_in_them)
     is(shard_put(&s, "b", 0, 3 * PAGE), KVB_OK);
     cr_assert_eq(shard_stats(&s).evicted, 3 * 16);
     cr_assert(!shard_has(&s, "a", 0), "the oldest page went");
+    valid(&s);
+    shard_cleanup(&s);
+}
+
+/* Every slab page is half old and half young: the old ones alone free no page. */
+Test(core, room_for_a_page_empties_one_page_also_when_ages_are_mixed)
+{
+    struct shard s;
+    shard_init(&s, 64);
+    for (uint64_t i = 0; i < 64 * 16; i++) {
+        is(shard_put(&s, "a", i, 4096), KVB_OK);
+    }
+    for (uint64_t i = 0; i < 64 * 16; i += 2) {
+        is(shard_remove(&s, "a", i, false), KVB_OK);
+    }
+    for (uint64_t i = 0; i < 64 * 16; i += 2) {
+        is(shard_put(&s, "b", i, 4096), KVB_OK);
+    }
+    cr_assert_eq(shard_stats(&s).free_bytes, 0);
+    is(shard_put(&s, "c", 0, PAGE), KVB_OK);
+    cr_assert_eq(shard_stats(&s).evicted, 16);
+    valid(&s);
+    shard_cleanup(&s);
+}
+
+/* What is read pins single slots in every page but one. */
+Test(core, a_page_is_found_among_pages_that_cannot_be_emptied)
+{
+    struct shard s;
+    shard_init(&s, 64);
+    for (uint64_t i = 0; i < 64 * 16; i++) {
+        is(shard_put(&s, "a", i, 4096), KVB_OK);
+        if (i % 16 == 5 && i / 16 != 40) {
+            is(shard_find(&s, "a", i), KVB_OK);
+        }
+    }
+    is(shard_put(&s, "b", 0, 2 * PAGE), KVB_ERR_NO_SPACE);
+    is(shard_put(&s, "b", 0, PAGE), KVB_OK);
+    cr_assert_eq(shard_stats(&s).evicted, 16);
+    for (uint64_t i = 0; i < 64 * 16; i++) {
+        cr_assert(shard_has(&s, "a", i) == (i / 16 != 40));
+    }
+    is(shard_find(&s, "b", 0), KVB_OK);
+    /* No page can be had now, but slots of the size can, and of another size cannot. */
+    is(shard_put(&s, "c", 0, PAGE / 2), KVB_ERR_NO_SPACE);
+    is(shard_put(&s, "d", 0, 4096), KVB_OK);
+    cr_assert_eq(shard_stats(&s).evicted, 17);
     valid(&s);
     shard_cleanup(&s);
 }
