@@ -541,13 +541,18 @@ void kvp_lineage_fingerprint(struct kvp_lineage *l, uint32_t ask, kvb_status_t s
     settle(l, out);
 }
 
-void kvp_lineage_resident(struct kvp_lineage *l, bool resident, struct kvp_lineage_out *out)
+void kvp_lineage_resident(struct kvp_lineage *l, bool resident, const struct kvb_random *random,
+                          struct kvp_lineage_out *out)
 {
     l->resident = resident;
+    if (resident) {
+        l->opted_out = false;
+    } else if (!l->opted_out && (kvp_lineage_named(l) || l->name[0] != '\0')) {
+        /* Named since it left: the weights may change unseen from here on. */
+        leave_for(l, KVP_LEAVE_SLEEP, random, out);
+    }
     if (!resident) {
         l->fingerprint_ask = 0;
-    } else {
-        l->opted_out = false;
     }
     judge_held(l, out);
     settle(l, out);

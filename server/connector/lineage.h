@@ -186,7 +186,7 @@ void kvp_lineage_detached(struct kvp_lineage *l, struct kvp_lineage_out *out);
  * RELEASE, RESET: the other reasons are events of their own. */
 void kvp_lineage_leave(struct kvp_lineage *l, enum kvp_leave why, bool owned,
                        const struct kvb_random *random, struct kvp_lineage_out *out);
-/* Asleep without leaving (reset_external=false, level 1). */
+/* About to sleep without leaving (reset_external=false, level 1); until all is resident again. */
 void kvp_lineage_opt_out(struct kvp_lineage *l);
 
 /* The engine acknowledged LINEAGE `ask` on every rank. */
@@ -218,7 +218,8 @@ void kvp_lineage_written(struct kvp_lineage *l, const struct kvb_random *random,
 void kvp_lineage_version(struct kvp_lineage *l, const char *version, struct kvp_lineage_out *out);
 void kvp_lineage_fingerprint(struct kvp_lineage *l, uint32_t ask, kvb_status_t status,
                              const char *fingerprint, struct kvp_lineage_out *out);
-void kvp_lineage_resident(struct kvp_lineage *l, bool resident, struct kvp_lineage_out *out);
+void kvp_lineage_resident(struct kvp_lineage *l, bool resident, const struct kvb_random *random,
+                          struct kvp_lineage_out *out);
 void kvp_lineage_stopped(struct kvp_lineage *l, bool stopped, struct kvp_lineage_out *out);
 
 void kvp_lineage_resolved(struct kvp_lineage *l, uint32_t ask, kvb_status_t status,

@@ -450,9 +450,6 @@ static void finish(struct kvp_op *op)
             fsm->stopped_by &= ~(unsigned)KVP_STOPPED_BY_DEGRADED;
             instance->message[0] = '\0';
         }
-        if (op->plan.opt_out) {
-            kvp_lineage_opt_out(&instance->lineage);
-        }
     } else if (op->status != KVB_ERR_BAD_STATE && !op->internal) {
         char state[KVP_MESSAGE_MAX / 2];
         kvp_instance_state_text(instance, state, sizeof state);

@@ -126,7 +126,7 @@ void kvp_instance_refresh_tags(struct kvp_instance *instance, const struct kvp_p
 void kvp_instance_tell_resident(struct kvp_instance *instance, bool resident)
 {
     if (instance->lineage.resident != resident) {
-        KVP_LINEAGE(instance, resident, resident);
+        KVP_LINEAGE(instance, resident, resident, kvp_instance_random(instance));
     }
 }
 
@@ -710,6 +710,9 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
         if (plan->nrelease == 0) {
             return false;
         }
+        if (plan->opt_out) {
+            kvp_lineage_opt_out(&instance->lineage);
+        }
         kvp_instance_tell_resident(instance, false);
         return on_ranks(op, who, ask_unregister);
     case KVP_STEP_OFFLOAD:
@@ -766,10 +769,10 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
         kvp_instance_bracket(instance, KVP_BEV_RESUME);
         return false;
     case KVP_STEP_CLOSE_AWAKE:
-        after_state(instance);
         kvp_instance_bracket(instance, KVP_BEV_ALL_AWAKE);
         return false;
     case KVP_STEP_AWAKE:
+        after_state(instance); /* before it can open */
         for (uint32_t i = 0; i < plan->nrestore; i++) {
             want(instance, plan->restore[i], KVB_RESIDENT);
         }
