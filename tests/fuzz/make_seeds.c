@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_seeds FOLDER: writes the seeds of fuzz_link and fuzz_frame below it. Run by hand when the
- * link changes. */
+/* fuzz_seeds FOLDER: writes the seeds of fuzz_link, fuzz_frame and fuzz_kvplane below it. Run by
+ * hand when the link changes. */
 #include "link_reencode.h"
 
 #include "base/frame.h"
@@ -19,6 +19,47 @@ static void write_seed(const char *folder, const char *target, int number, const
         exit(1);
     }
 }
+
+/* A record of fuzz_kvplane. */
+static void write_record(const char *folder, int number, uint8_t type, uint8_t flags, uint8_t seq,
+                         enum link_codec codec)
+{
+    struct kvb_writer payload;
+    struct kvb_writer out;
+    kvb_writer_init(&payload, 4096);
+    kvb_writer_init(&out, 4096);
+    if (codec != LINK_CODECS) {
+        link_sample(codec, &payload);
+    }
+    kvb_put_u8(&out, type);
+    kvb_put_u8(&out, flags);
+    kvb_put_u8(&out, seq);
+    kvb_put_u16(&out, (uint16_t)payload.len);
+    kvb_put_bytes(&out, payload.data, payload.len);
+    write_seed(folder, "fuzz_kvplane", number, out.data, out.len);
+    kvb_writer_cleanup(&payload);
+    kvb_writer_cleanup(&out);
+}
+
+static const struct {
+    uint8_t type, flags, seq;
+    enum link_codec codec; /* LINK_CODECS: an empty payload */
+} records[] = {
+    {KVB_LINK_REGISTER_REGION, KVB_FRAME_REPLY, 0, LINK_status},
+    {KVB_LINK_LOOKUP, KVB_FRAME_REPLY, 1, LINK_lookup_reply},
+    {KVB_LINK_PUT, KVB_FRAME_REPLY, 2, LINK_batch_reply},
+    {KVB_LINK_REPORT, KVB_FRAME_REPLY, 4, LINK_status},
+    {KVB_LINK_LINEAGE, 0, 20, LINK_lineage},
+    {KVB_LINK_PAUSE, 0, 21, LINK_pause},
+    {KVB_LINK_RESUME, 0, 22, LINK_resume},
+    {KVB_LINK_RESET_LOCAL, 0, 23, LINK_reset_local},
+    {KVB_LINK_RELEASE, 0, 24, LINK_release},
+    {KVB_LINK_RESTORE, 0, 25, LINK_restore},
+    {KVB_LINK_FINGERPRINT, 0, 26, LINK_CODECS},
+    {KVB_LINK_RELAY, 0, 27, LINK_relay},
+    {KVB_LINK_STATE, 0, 28, LINK_CODECS},
+    {KVB_LINK_EVENT, 0, 29, LINK_discard},
+};
 
 int main(int argc, char **argv)
 {
@@ -39,6 +80,10 @@ int main(int argc, char **argv)
         uint8_t header[KVB_FRAME_HEADER_LEN];
         kvb_frame_pack(&frames[i], header);
         write_seed(argv[1], "fuzz_frame", i, header, sizeof header);
+    }
+    for (size_t i = 0; i < sizeof records / sizeof records[0]; i++) {
+        write_record(argv[1], (int)i, records[i].type, records[i].flags, records[i].seq,
+                     records[i].codec);
     }
     return 0;
 }
