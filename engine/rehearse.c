@@ -22,7 +22,7 @@
 #define TENANT   "rehearsal"
 /* Enough for what a step promises; in fault runs so small that space is used again at once. */
 #define STORE_BYTES       "536870912"
-#define STORE_BYTES_FAULT "8388608"
+#define STORE_BYTES_FAULT "4194304"
 
 enum setting {
     SET_TRACE,
@@ -192,6 +192,9 @@ static bool start_engine(struct kve_rehearsal *r, struct kve_side *side, bool tr
     ARG("--requests=%" PRIu32, r->requests);
     ARG("--seed=%" PRIu64, r->seed);
     ARG("--control=%d", KVE_CHILD_FD);
+    if (r->fault != NULL) {
+        ARG("--max-running=16"); /* many at a time: most of them are held */
+    }
     if (tracks_lineage) {
         ARG("--tracks-lineage");
     }

@@ -25,6 +25,7 @@
 #define OPEN_MS     20000  /* bound until an instance takes part again */
 #define STALLED_MAX 4      /* requests held halfway; fewer than an engine runs at a time */
 #define JUDGED_MAX  8      /* requests whose blocks are promised, of each side and step */
+#define HAIL        32     /* requests of a hail, of each side */
 #define SLACK_BYTES (1u << 20)
 
 struct plan {
@@ -569,9 +570,43 @@ static uint32_t at_most(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+/*
+ * In fault runs: requests at random, from the store alone, on both. They keep the small store
+ * turning over, so that space is used again while a held transfer still names it, and they are what
+ * is in flight when the way begins.
+ */
+struct hail {
+    struct run a, b;
+};
+
+static json_t *at_random(struct kve_rehearsal *r, uint32_t count)
+{
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; i < count; i++) {
+        json_array_append_new(list,
+                              json_integer((json_int_t)kve_rehearse_draw(r, r->trace.nrequests)));
+    }
+    return list;
+}
+
+static bool start_hail(struct kve_rehearsal *r, struct hail *hail)
+{
+    memset(hail, 0, sizeof *hail);
+    return r->fault == NULL ||
+           (start(r, &hail->a, &r->a, at_random(r, HAIL), false, false, false) &&
+            start(r, &hail->b, &r->b, at_random(r, HAIL), false, false, false));
+}
+
+static bool end_hail(struct kve_rehearsal *r, struct hail *hail)
+{
+    return finish(r, &hail->a, NULL, NULL) && finish(r, &hail->b, NULL, NULL);
+}
+
 /* Rollout up to the way; some of it is still in flight when this returns. */
 struct rollout {
-    struct run a_done, a_late, a_hail, b_done, b_late;
+    struct run a_done, a_late, b_done, b_late;
+    struct hail hail;
 };
 
 static bool start_rollout(struct kve_rehearsal *r, struct rollout *rollout, uint32_t first,
@@ -587,11 +622,8 @@ static bool start_rollout(struct kve_rehearsal *r, struct rollout *rollout, uint
         !finish(r, &rollout->a_done, NULL, NULL) || !finish(r, &rollout->b_done, NULL, NULL)) {
         return false;
     }
-    if (r->fault != NULL &&
-        !start(r, &rollout->a_hail, &r->a, range(first, a_done), false, false, false)) {
-        return false;
-    }
-    if (!start(r, &rollout->a_late, &r->a, range(first + a_done, a_late), true, true, stall_a) ||
+    if (!start_hail(r, &rollout->hail) ||
+        !start(r, &rollout->a_late, &r->a, range(first + a_done, a_late), true, true, stall_a) ||
         !start(r, &rollout->b_late, &r->b, range(first + na + b_done, b_late), true, true,
                stall_b)) {
         return false;
@@ -618,8 +650,7 @@ static bool end_rollout(struct kve_rehearsal *r, struct rollout *rollout)
     json_t *unfinished = json_array();
     struct run again = {0};
     bool done = finish(r, &rollout->a_late, unfinished, NULL) &&
-                finish(r, &rollout->b_late, unfinished, NULL) &&
-                finish(r, &rollout->a_hail, NULL, NULL);
+                finish(r, &rollout->b_late, unfinished, NULL) && end_hail(r, &rollout->hail);
 
     /* A trainer sends what a pause aborted once more. */
     done = done && start(r, &again, &r->a, json_deep_copy(unfinished), true, true, false) &&
@@ -700,10 +731,12 @@ static bool after(struct kve_rehearsal *r, uint32_t first, uint32_t na, uint32_t
     bool shared =
         r->a.weights == r->b.weights && r->a.name[0] != '\0' && strcmp(r->a.name, r->b.name) == 0;
     struct run runs[4];
+    struct hail hail;
 
     r->row->shared = shared;
     kve_table_progress(r, "rollout");
-    if (!start(r, &runs[0], &r->a, range(first, a_judged), true, false, false) ||
+    if (!start_hail(r, &hail) ||
+        !start(r, &runs[0], &r->a, range(first, a_judged), true, false, false) ||
         !start(r, &runs[1], &r->b, range(first + na, b_judged), true, false, false) ||
         !start(r, &runs[2], &r->a, range(first + a_judged, na - a_judged), true, true, false) ||
         !start(r, &runs[3], &r->b, range(first + na + b_judged, nb - b_judged), true, true,
@@ -719,7 +752,7 @@ static bool after(struct kve_rehearsal *r, uint32_t first, uint32_t na, uint32_t
     return read_again(r, &r->b, first, a_judged, shared, "A") &&
            read_again(r, &r->a, first + na, b_judged, shared, "B") &&
            read_again(r, &r->a, first, a_judged, true, "A") &&
-           read_again(r, &r->b, first + na, b_judged, true, "B");
+           read_again(r, &r->b, first + na, b_judged, true, "B") && end_hail(r, &hail);
 }
 
 static bool play(struct kve_rehearsal *r, const struct way *way, uint32_t first, uint32_t count)

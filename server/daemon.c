@@ -170,7 +170,7 @@ static kvb_status_t create_store(struct kvp_daemon *daemon)
     struct kvb_sched *sched = kvp_loop_sched(daemon->loop);
     const struct kvs_node_config node = {.share_bytes = config->store_bytes,
                                          .shards = (uint32_t)config->shards,
-                                         .ticket_ms = config->transfer_bound};
+                                         .ticket_ms = kvb_fault_run() ? 0 : config->transfer_bound};
     kvb_status_t status = kvt_loopback_create(sched, TRANSFERS_MAX, &daemon->transport);
     if (status == KVB_OK) {
         status = kvs_node_create(sched, daemon->transport, &node, &daemon->node);
