@@ -75,7 +75,7 @@ uint64_t kvb_fault_hold_ns(const struct kvb_random *random)
         return 0;
     }
     random->fill(random->ctx, &draw, sizeof draw);
-    if (draw.kind % 512 == 0) {
+    if (draw.kind % 128 == 0) {
         return 1 + draw.span % (250 * KVB_NS_PER_MS);
     }
     return draw.kind % 16 == 1 ? 1 + draw.span % (5 * KVB_NS_PER_MS) : 0;

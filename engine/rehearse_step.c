@@ -412,6 +412,7 @@ struct way {
     struct plan plan;
     uint64_t weights; /* that both will hold */
     bool bracket;     /* start, update, finish; else one rpc */
+    const char *mode; /* of the pause before A sleeps */
 };
 
 /* B never sleeps: its weights change in flight, with its requests kept or simply running. */
@@ -446,12 +447,10 @@ static bool lie_down(struct kve_rehearsal *r, const struct way *way)
     switch (way->plan.form) {
     case KVE_FORM_SLEEP_1:
     case KVE_FORM_NAP:
-        return rest(r, ms, NULL, "POST", "/pause?mode=%s&instance=%s",
-                    way->bracket ? "abort" : "keep", a) &&
+        return rest(r, ms, NULL, "POST", "/pause?mode=%s&instance=%s", way->mode, a) &&
                rest(r, ms, NULL, "POST", "/sleep?level=1&instance=%s", a);
     case KVE_FORM_SLEEP_2:
-        return rest(r, ms, NULL, "POST", "/sleep?level=2&mode=%s&instance=%s",
-                    way->bracket ? "abort" : "keep", a);
+        return rest(r, ms, NULL, "POST", "/sleep?level=2&mode=%s&instance=%s", way->mode, a);
     case KVE_FORM_RELEASE:
         return rest(r, ms, NULL, "POST", "/pause?mode=abort&instance=%s", a) &&
                rest(r, ms, NULL, "POST", "/release_kv_cache_memory?instance=%s", a);
@@ -607,6 +606,7 @@ static bool end_hail(struct kve_rehearsal *r, struct hail *hail)
 struct rollout {
     struct run a_done, a_late, b_done, b_late;
     struct hail hail;
+    uint32_t first_late[2], nlate[2]; /* of the trace; A's and B's */
 };
 
 static bool start_rollout(struct kve_rehearsal *r, struct rollout *rollout, uint32_t first,
@@ -616,14 +616,16 @@ static bool start_rollout(struct kve_rehearsal *r, struct rollout *rollout, uint
     uint32_t a_done = na - a_late, b_done = nb - b_late;
     json_t *event;
 
-    memset(rollout, 0, sizeof *rollout);
+    *rollout = (struct rollout){.first_late = {first + a_done, first + na + b_done},
+                                .nlate = {a_late, b_late}};
     if (!start(r, &rollout->a_done, &r->a, range(first, a_done), true, true, false) ||
         !start(r, &rollout->b_done, &r->b, range(first + na, b_done), true, true, false) ||
         !finish(r, &rollout->a_done, NULL, NULL) || !finish(r, &rollout->b_done, NULL, NULL)) {
         return false;
     }
     if (!start_hail(r, &rollout->hail) ||
-        !start(r, &rollout->a_late, &r->a, range(first + a_done, a_late), true, true, stall_a) ||
+        !start(r, &rollout->a_late, &r->a, range(rollout->first_late[0], a_late), true, true,
+               stall_a) ||
         !start(r, &rollout->b_late, &r->b, range(first + na + b_done, b_late), true, true,
                stall_b)) {
         return false;
@@ -725,6 +727,13 @@ static bool go(struct kve_rehearsal *r, const struct way *way)
            (when != 1 || update_b(r, way)) && get_up(r, way) && (when != 2 || update_b(r, way));
 }
 
+/* Where the bytes of requests kept across an update would turn up, if they did. */
+static bool read_late(struct kve_rehearsal *r, const struct rollout *rollout)
+{
+    return read_again(r, &r->a, rollout->first_late[1], rollout->nlate[1], false, "B") &&
+           read_again(r, &r->b, rollout->first_late[0], rollout->nlate[0], false, "A");
+}
+
 static bool after(struct kve_rehearsal *r, uint32_t first, uint32_t na, uint32_t nb)
 {
     uint32_t a_judged = at_most(na, JUDGED_MAX), b_judged = at_most(nb, JUDGED_MAX);
@@ -770,7 +779,7 @@ static bool play(struct kve_rehearsal *r, const struct way *way, uint32_t first,
            see(r, &r->a, way->weights) && see(r, &r->b, way->weights) &&
            start_rollout(r, &rollout, first, quarter, quarter, stall_a, stall_b) && go(r, way) &&
            end_rollout(r, &rollout) && await_open(r, &r->a) && await_open(r, &r->b) &&
-           check_held(r, &r->a) && check_held(r, &r->b) &&
+           check_held(r, &r->a) && check_held(r, &r->b) && read_late(r, &rollout) &&
            after(r, first + 2 * quarter, count - 3 * quarter, quarter);
 }
 
@@ -788,6 +797,7 @@ bool kve_rehearse_step(struct kve_rehearsal *r, uint32_t step, uint32_t first, u
                                .wake_ms = -1};
     way.weights = forms[way.plan.form].updates ? ++r->last_weights : r->a.weights;
     way.bracket = kve_rehearse_draw(r, 2) == 0;
+    way.mode = kve_rehearse_draw(r, 4) == 0 ? "abort" : "keep";
     done = add_stats(r, &before) && play(r, &way, first, count) &&
            ((step + 1) % TENANT_RESET_EVERY != 0 || tenant_reset(r));
     /* What was counted is shown also when the step broke off. */
