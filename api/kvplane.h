@@ -207,7 +207,7 @@ KVPLANE_API int kvplane_fd(const struct kvplane *kv); /* poll it for reading; ow
  * kvplane_reattach(). ERR_BAD_STATE: called from a callback. */
 KVPLANE_API int kvplane_process(struct kvplane *kv);
 /* Blocks until there is something to do, at most timeout_ms (-1: for ever), then processes.
- * ERR_TIMEOUT: there was nothing. */
+ * ERR_TIMEOUT: there was nothing. ERR_DISCONNECTED as kvplane_process(), at once. */
 KVPLANE_API int kvplane_wait(struct kvplane *kv, int timeout_ms);
 KVPLANE_API bool kvplane_attached(const struct kvplane *kv);
 /* Calls that have not completed. */

@@ -229,6 +229,9 @@ int kvplane_process(struct kvplane *kv)
 
 int kvplane_wait(struct kvplane *kv, int timeout_ms)
 {
+    if (kv->state == SESSION_DOWN) {
+        return KVB_ERR_DISCONNECTED; /* nothing will ever happen */
+    }
     struct pollfd poll_fd = {.fd = kv->epoll_fd, .events = POLLIN};
     int n = poll(&poll_fd, 1, timeout_ms);
     int result = kvplane_process(kv);

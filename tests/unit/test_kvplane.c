@@ -318,6 +318,7 @@ Test(kvplane, a_refusal_is_told_with_its_reason_and_can_be_tried_again)
     cr_assert_str_eq(kvplane_last_error(engine->kv), "tenant acme is not allowed here");
     cr_assert_not(kvplane_attached(engine->kv));
     cr_assert_eq(kvplane_process(engine->kv), KVPLANE_ERR_DISCONNECTED);
+    cr_assert_eq(kvplane_wait(engine->kv, -1), KVPLANE_ERR_DISCONNECTED, "it does not hang");
     cr_assert_eq(engine->disconnected, 0);
     fake_daemon_hang_up(&engine->daemon);
     cr_assert_eq(kvplane_reattach(engine->kv), KVPLANE_OK);
