@@ -3,7 +3,7 @@
 
 #include "base/assert.h"
 
-#define SPARE_MAX 8u /* empty segments kept with their memory: 2 MiB */
+#define SPARE_MAX 1u /* empty segments kept with their memory */
 #define NONE      0u /* lists hold segment number + 1 */
 
 struct kvs_segment {

@@ -414,6 +414,11 @@ Test(core, b22_a_full_quota_refuses_and_evicts_that_tenant_alone)
     is(shard_put(&s, "a", 20, 1), KVB_ERR_QUOTA);
     is(shard_put(&s, "a", 20, 5 * PAGE), KVB_ERR_QUOTA);
     cr_assert_eq(shard_stats(&s).evicted, 16);
+    struct kvs_core_tenant_stats stats;
+    kvs_core_tenant_stats(s.core, 0, &stats);
+    cr_assert_eq(stats.evicted, 16);
+    kvs_core_tenant_stats(s.core, 1, &stats);
+    cr_assert_eq(stats.evicted, 0);
     as_tenant(&s, 1, 1);
     for (uint64_t i = 0; i < 30; i++) {
         cr_assert(shard_has(&s, "b", i), "another tenant's object was evicted");
@@ -599,6 +604,9 @@ Test(core, all_pieces_of_a_block_go_together)
     }
     is(shard_put(&s, "b", 0, PAGE), KVB_OK);
     cr_assert_eq(shard_stats(&s).evicted, 4);
+    struct kvs_core_tenant_stats stats;
+    kvs_core_tenant_stats(s.core, 0, &stats);
+    cr_assert_eq(stats.evicted, 4);
     for (uint32_t part = 0; part < 4; part++) {
         struct kvs_core_key key = shard_key(&s, "a", 0, part % 2);
         key.group = part / 2;
@@ -784,6 +792,34 @@ Test(core, a_page_is_found_among_pages_that_cannot_be_emptied)
     is(shard_put(&s, "d", 0, 4096), KVB_OK);
     cr_assert_eq(shard_stats(&s).evicted, 17);
     valid(&s);
+    shard_cleanup(&s);
+}
+
+/* The only slots of the size lie behind thousands of older values that help nothing. */
+Test(core, a_slot_is_found_behind_many_that_do_not_help)
+{
+    struct shard s;
+    shard_init(&s, 64);
+    for (uint64_t i = 0; i < 60 * 32; i++) {
+        is(shard_put(&s, "a", i, 2048), KVB_OK);
+        if (i % 32 == 0) {
+            is(shard_find(&s, "a", i), KVB_OK);
+        }
+    }
+    for (uint64_t i = 0; i < 4 * 16; i++) {
+        is(shard_put(&s, "b", i, 4096), KVB_OK);
+        if (i % 16 == 0) {
+            is(shard_find(&s, "b", i), KVB_OK);
+        }
+    }
+    for (uint64_t i = 0; i < 60; i++) {
+        is(shard_put(&s, "c", i, 4096), KVB_OK);
+        valid(&s);
+    }
+    cr_assert_eq(shard_stats(&s).evicted, 60);
+    for (uint64_t i = 0; i < 60 * 32; i++) {
+        cr_assert(shard_has(&s, "a", i), "a value that helped nothing went");
+    }
     shard_cleanup(&s);
 }
 
