@@ -4,6 +4,7 @@
 #include "http_client.h"
 
 #include "base/assert.h"
+#include "base/log.h"
 #include "base/metrics.h"
 
 #include <stdlib.h>
@@ -50,6 +51,7 @@ void rest_start(struct rest_server *rest, const struct kvp_http_config *config, 
     struct kvp_http_config http = config != NULL ? *config : (struct kvp_http_config){0};
 
     memset(rest, 0, sizeof *rest);
+    kvb_log_threshold = KVB_LOG_ERROR; /* what is provoked here is not to be read */
     sem_init(&rest->woken, 0, 0);
     pthread_mutex_init(&rest->lock, NULL);
     pthread_cond_init(&rest->turned, NULL);

@@ -726,6 +726,42 @@ Test(http, clients_that_vanish_cancel_nothing_and_leave_nothing)
     expect_health();
 }
 
+/* Gives the HTTP thread something to do for a while: n requests at once on one connection. */
+static int keep_busy(int n)
+{
+    static const char request[] = "HEAD /openapi.yaml HTTP/1.1\r\n" HOST "\r\n";
+    size_t len = sizeof request - 1;
+    char *text = malloc((size_t)n * len);
+    int fd = http_connect(rest.port);
+
+    cr_assert_not_null(text);
+    for (int i = 0; i < n; i++) {
+        memcpy(text + (size_t)i * len, request, len);
+    }
+    cr_assert(http_send(fd, text, (size_t)n * len));
+    free(text);
+    return fd;
+}
+
+Test(http, an_end_that_comes_with_half_a_request_is_seen)
+{
+    uint32_t before = open_fds();
+    int busy = keep_busy(800);
+
+    for (int i = 0; i < 50; i++) { /* data and end are there before the server looks */
+        int fd = http_connect(rest.port);
+        http_send_text(fd, "POST /sleep HTTP/1.1\r\nHos");
+        close(fd);
+    }
+    for (int i = 0; i < 800; i++) {
+        struct http_answer answer = http_receive(busy, true);
+        cr_assert_eq(answer.status, 200);
+        http_answer_free(&answer);
+    }
+    close(busy);
+    expect_fds(before);
+}
+
 Test(http, vanishing_in_the_middle_of_a_request_leaves_nothing)
 {
     static const char request[] =
@@ -873,6 +909,34 @@ Test(http_own, slow_senders_beyond_the_limit_make_room)
 Test(http_own, slow_bodies_beyond_the_limit_make_room)
 {
     crowd("POST /sleep HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{");
+}
+
+Test(http_own, the_oldest_goes_first_be_it_idle_or_slow)
+{
+    struct kvp_http_config config = {.connections_max = 16};
+    int slow[15];
+
+    rest_start(&rest, &config, 0);
+    for (int i = 0; i < 15; i++) {
+        slow[i] = http_connect(rest.port);
+        http_send_text(slow[i], "POST /sleep HTTP/1.1\r\nX: ");
+        expect_health();
+    }
+    int young = http_connect(rest.port);
+    for (int i = 0; i < 8; i++) {
+        int next = http_connect(rest.port); /* and stays */
+        cr_assert(http_send_text(young, "GET /health HTTP/1.1\r\n" HOST "\r\n"), "%d", i);
+        struct http_answer answer = http_receive(young, false);
+        cr_assert_eq(answer.status, 200, "sacrificed at %d", i);
+        http_answer_free(&answer);
+        close(slow[i]);
+        slow[i] = next;
+    }
+    for (int i = 0; i < 15; i++) {
+        close(slow[i]);
+    }
+    close(young);
+    rest_stop(&rest);
 }
 
 Test(http_own, requests_that_wait_are_never_sacrificed)
@@ -1026,7 +1090,9 @@ Test(http_own, stopping_answers_everyone_who_waits)
     int half = http_connect(rest.port);
     http_send_text(half, "POST /sleep HTTP/1.1\r\nHo");
     cr_assert(rest_wait_calls(&rest, 8));
+    int busy = keep_busy(2000); /* so that the answers are not out yet when it stops */
     rest_stop(&rest);
+    close(busy);
     for (int i = 0; i < 8; i++) {
         struct http_answer answer = http_receive(fds[i], false);
         expect_shape(&answer, 503, "stopping");
