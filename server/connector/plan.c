@@ -380,7 +380,6 @@ void kvp_plan_reconcile(struct kvp_plan *plan_p)
     memset(plan_p, 0, sizeof *plan_p);
     plan_p->reconcile = true;
     plan_p->preempt = true;
-    plan_p->rehand = true;
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         add(plan_p, steps[i]);
     }
@@ -406,7 +405,6 @@ void kvp_plan_undo(const struct kvp_plan *plan, uint32_t done, const struct kvp_
     }
     /* What was to be released is handed over anew, what was to be restored is released again to
      * where it was. */
-    undo_p->rehand = true;
     for (uint32_t i = 0; i < plan->nrelease; i++) {
         if (kvp_fsm_find_tag(before, plan->release[i].tag)->residency == KVB_RESIDENT) {
             copy_tag(undo_p->restore[undo_p->nrestore++], plan->release[i].tag);

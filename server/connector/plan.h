@@ -78,7 +78,6 @@ struct kvp_plan {
     uint32_t nrestore;
     char restore[KVB_TAGS_MAX][KVB_NAME_MAX];
     bool reconcile; /* steps that release are for what CONVERGE found to be released */
-    bool rehand;    /* RESTORE also of what is resident: handed over anew */
     /* scheduler */
     enum kvb_pause_mode mode;
     bool preempt;

@@ -503,9 +503,8 @@ static void ask_restore(struct kvp_op *op, struct kvp_session_of *session)
     for (uint32_t i = 0; i < plan->nrestore; i++) {
         const struct kvb_tag_state *tag = session_tag(session, plan->restore[i]);
         uint32_t bit = tag_bit(op->instance, plan->restore[i]);
-        bool bare = (session->unregistered & bit) != 0;
-        if (tag == NULL ||
-            (tag->residency == KVB_RESIDENT && !session->unknown && !(plan->rehand && bare))) {
+        bool bare = (session->unregistered & bit) != 0; /* mapped: to be handed over anew */
+        if (tag == NULL || (tag->residency == KVB_RESIDENT && !session->unknown && !bare)) {
             continue;
         }
         memcpy(msg.tags[msg.ntags++], plan->restore[i], sizeof msg.tags[0]);

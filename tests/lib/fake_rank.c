@@ -241,6 +241,10 @@ static bool effect(struct fake_call *call)
         engine->local_reset_done = true;
         return true;
     case KVB_LINK_RELEASE:
+        if (rank->refuses_release && call->msg.release.commit) {
+            call->status = KVB_ERR_INTERNAL;
+            return true;
+        }
         do_release(rank, &call->msg.release);
         return true;
     case KVB_LINK_RESTORE:

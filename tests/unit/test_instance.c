@@ -55,3 +55,801 @@ Test(instance, every_form_of_sleep_and_wake_goes_there_and_back)
         }
     }
 }
+
+#define OK(w, words)                                                                               \
+    do {                                                                                           \
+        struct told *told_ = world_do(w, words);                                                   \
+        cr_assert_eq(told_->status, KVB_OK, "%s: %s", words, told_->message);                      \
+    } while (0)
+#define FAILS(w, words, expected)                                                                  \
+    do {                                                                                           \
+        struct told *told_ = world_do(w, words);                                                   \
+        cr_assert_eq(told_->status, expected, "%s: %s: %s", words,                                 \
+                     kvb_status_label(told_->status), told_->message);                             \
+        cr_assert_neq(told_->message[0], '\0');                                                    \
+    } while (0)
+
+/* ---- pausing, sleeping, waking ---- */
+
+Test(instance, a_partial_wake_is_still_asleep_and_never_resumes)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    OK(&w, "sleep 1");
+    OK(&w, "wake weights");
+    struct kvp_view view = world_view(&w);
+    cr_assert(view.is_sleeping);
+    cr_assert(view.is_paused);
+    cr_assert_not(view.ready);
+    cr_assert_not(view.open);
+    FAILS(&w, "resume", KVB_ERR_BAD_STATE);
+    cr_assert(w.engine.paused);
+    OK(&w, "wake kv_cache");
+    cr_assert(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, what_is_so_already_is_answered_at_once_and_changes_nothing)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    static const char *const twice[] = {"resume",  "wake",       "wake bogus", "sleep 1", "sleep 1",
+                                        "release", "wake bogus", "sleep 2",    "sleep 1"};
+    static const bool nothing[] = {true, true, true, false, true, true, true, false, true};
+    for (size_t i = 0; i < sizeof twice / sizeof twice[0]; i++) {
+        struct told *told = world_do(&w, twice[i]);
+        cr_assert_eq(told->status, KVB_OK, "%s: %s", twice[i], told->message);
+        cr_assert_eq(told->nothing_to_do, nothing[i], "%zu %s", i, twice[i]);
+    }
+    OK(&w, "wake");
+    OK(&w, "pause");
+    OK(&w, "pause");
+    cr_assert(world_do(&w, "wake")->nothing_to_do); /* merely paused */
+    cr_assert(w.engine.paused);
+    OK(&w, "resume");
+    world_close(&w);
+}
+
+Test(instance, a_level_0_sleep_keeps_everything_and_counts_as_sleep)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct kvb_lineage before = world_view(&w).lineage;
+    w.engine.cached = 3;
+    OK(&w, "sleep 0");
+    cr_assert(world_view(&w).is_sleeping);
+    cr_assert(kvb_lineage_equal(before, world_view(&w).lineage));
+    cr_assert_eq(w.engine.cached, 3);
+    cr_assert(world_do(&w, "wake weights")->nothing_to_do);
+    cr_assert(world_view(&w).is_sleeping);
+    OK(&w, "wake scheduling");
+    cr_assert(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, kept_requests_are_preempted_by_a_sleep_but_not_by_a_plain_reset)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = w.engine.held = 2;
+    fake_engine_report(&w.engine);
+    struct told *told = world_do(&w, "reset");
+    cr_assert_eq(told->status, KVB_ERR_BUSY);
+    cr_assert_eq(told->blocks_held, 2);
+    cr_assert_not(told->local_done);
+    cr_assert(world_view(&w).open); /* nothing was left */
+    OK(&w, "reset preempt");
+    cr_assert_eq(w.engine.held, 0);
+    w.engine.held = 2;
+    OK(&w, "sleep 1 keep");
+    cr_assert_eq(w.engine.preempts, 2);
+    OK(&w, "wake");
+    world_close(&w);
+}
+
+Test(instance, a_release_needs_a_pause_or_an_idle_instance)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = 1;
+    fake_engine_report(&w.engine);
+    FAILS(&w, "release", KVB_ERR_BAD_STATE);
+    cr_assert(fake_engine_serves(&w.engine));
+    OK(&w, "pause keep");
+    OK(&w, "release");
+    cr_assert_eq(w.engine.ranks[0].tags[0].residency, KVB_DISCARDED);
+    cr_assert_eq(w.engine.ranks[0].tags[1].residency, KVB_RESIDENT);
+    OK(&w, "wake kv_cache");
+    cr_assert(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, a_drain_that_is_not_done_in_time_fails_and_the_instance_serves_on)
+{
+    static const char *const words[] = {"pause wait", "sleep 1 wait", "sleep 2 keep",
+                                        "sleep 1 wait"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        struct world w;
+        world_open(&w, 2, true);
+        if (i == 0 || i == 1) {
+            w.engine.busy = w.engine.held = 1;
+        } else {
+            w.engine.ranks[i - 2].transfers = 1;
+        }
+        uint64_t began = w.sim.now_ns;
+        FAILS(&w, words[i], KVB_ERR_TIMEOUT);
+        cr_assert_leq(w.sim.now_ns - began, 500 * KVB_NS_PER_S);
+        sim_advance(&w.sim, 60000);
+        cr_assert(fake_engine_serves(&w.engine), "%s", words[i]);
+        cr_assert(world_view(&w).ready);
+        cr_assert_eq(world_view(&w).registered_regions, 4);
+        fake_engine_finish_requests(&w.engine);
+        OK(&w, words[i]);
+        OK(&w, i == 0 ? "resume" : "wake");
+        cr_assert(fake_engine_serves(&w.engine));
+        world_close(&w);
+    }
+}
+
+Test(instance, resume_cancels_a_drain_and_nothing_is_unregistered)
+{
+    static const char *const words[] = {"pause wait", "sleep 1 wait", "sleep 2 wait",
+                                        "pause wait clear"};
+    for (size_t i = 0; i < 2 * sizeof words / sizeof words[0]; i++) {
+        struct world w;
+        world_open(&w, 1, true);
+        if (i % 2 == 0) {
+            w.engine.busy = 1;
+        } else {
+            w.engine.ranks[0].transfers = 1;
+        }
+        struct told *drains = world_start(&w, words[i / 2]);
+        sim_advance(&w.sim, 1000);
+        cr_assert_eq(drains->times, 0);
+        struct told *resume = world_start(&w, "resume");
+        world_await(&w, resume);
+        cr_assert_eq(resume->status, KVB_OK, "%s", resume->message);
+        cr_assert_eq(drains->times, 1);
+        cr_assert_eq(drains->status, KVB_ERR_CANCELED, "%s", drains->message);
+        cr_assert(fake_engine_serves(&w.engine));
+        cr_assert_eq(world_view(&w).registered_regions, 2);
+        fake_engine_finish_requests(&w.engine);
+        OK(&w, words[i / 2]);
+        world_close(&w);
+    }
+}
+
+/* ---- the slot ---- */
+
+Test(instance, identical_requests_share_one_answer_and_different_ones_wait_their_turn)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = 1;
+    struct told *first = world_start(&w, "sleep 1 wait");
+    struct told *same = world_start(&w, "sleep 1 wait");
+    sim_advance(&w.sim, 10);
+    struct told *late = world_start(&w, "sleep 1 wait");
+    struct told *wake = world_start(&w, "wake");
+    struct told *after = world_start(&w, "sleep 1 wait"); /* a different one is queued between */
+    cr_assert_eq(first->operation_id, same->operation_id);
+    cr_assert_eq(first->operation_id, late->operation_id);
+    cr_assert_neq(first->operation_id, after->operation_id);
+    sim_advance(&w.sim, 100);
+    cr_assert_eq(first->times + same->times + late->times + wake->times + after->times, 0);
+    fake_engine_finish_requests(&w.engine);
+    world_await(&w, after);
+    cr_assert_eq(first->status, KVB_OK);
+    cr_assert_eq(same->status, KVB_OK);
+    cr_assert_eq(late->status, KVB_OK);
+    cr_assert_eq(wake->status, KVB_OK);
+    cr_assert_not(wake->nothing_to_do);
+    cr_assert_eq(after->status, KVB_OK);
+    cr_assert_not(after->nothing_to_do);
+    cr_assert(world_view(&w).is_sleeping);
+    world_close(&w);
+}
+
+Test(instance, who_waits_longer_than_its_turn_may_take_is_told_busy)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = 1;
+    struct told *pause = world_start(&w, "pause wait");
+    sim_advance(&w.sim, 1000);
+    uint64_t began = w.sim.now_ns;
+    struct told *sleep = world_start(&w, "sleep 1");
+    world_await(&w, sleep);
+    cr_assert_eq(sleep->status, KVB_ERR_BUSY);
+    cr_assert_eq(w.sim.now_ns - began, 30 * KVB_NS_PER_S);
+    cr_assert(strstr(sleep->message, "pause is running") != NULL, "%s", sleep->message);
+    cr_assert_eq(pause->times, 0);
+    fake_engine_finish_requests(&w.engine);
+    world_await(&w, pause);
+    cr_assert_eq(pause->status, KVB_OK);
+    world_close(&w);
+}
+
+Test(instance, a_client_that_goes_away_cancels_nothing)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = 1;
+    struct told *gone = world_start(&w, "sleep 1 wait");
+    sim_advance(&w.sim, 10);
+    kvp_fleet_forget(w.fleet, gone);
+    fake_engine_finish_requests(&w.engine);
+    sim_advance(&w.sim, 1000);
+    cr_assert_eq(gone->times, 0);
+    gone->times = 1;
+    cr_assert(world_view(&w).is_sleeping);
+    struct kvp_operation_record record;
+    cr_assert(kvp_fleet_operation(w.fleet, gone->operation_id, &record));
+    cr_assert(record.finished);
+    cr_assert_eq(record.status, KVB_OK);
+    world_close(&w);
+}
+
+Test(instance, what_takes_no_slot_goes_beside_a_running_operation)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = 1;
+    struct told *pause = world_start(&w, "pause wait");
+    sim_advance(&w.sim, 10);
+    OK(&w, "relay");
+    cr_assert_str_eq(w.engine.last_method, "get_world_size");
+    cr_assert_eq(pause->times, 0);
+    FAILS(&w, "relay method=unknown", KVB_ERR_UNSUPPORTED);
+    fake_engine_finish_requests(&w.engine);
+    world_await(&w, pause);
+    world_close(&w);
+}
+
+/* Two and three clients, every choice of what they ask and of when: each is answered exactly once,
+ * nobody waits for ever, and the way back to serving is open. */
+static void clients_in_every_order(int clients)
+{
+    static const char *const asks[] = {"pause wait", "resume",         "sleep 1 wait", "sleep 2",
+                                       "wake",       "reset external", "update v=1"};
+    enum { N = sizeof asks / sizeof asks[0] };
+    static const uint64_t gaps[] = {0, 2, 7, 600000};
+    int combinations = 1;
+    for (int c = 0; c < clients; c++) {
+        combinations *= N;
+    }
+    for (int which = 0; which < combinations; which++) {
+        for (int when = 0; when < (clients == 2 ? 4 : 16); when++) {
+            for (int busy = 0; busy < 2; busy++) {
+                struct world w;
+                world_open(&w, 1, true);
+                w.engine.busy = w.engine.held = (uint32_t)busy;
+                struct told *told[3] = {NULL};
+                int choice = which;
+                int gap = when;
+                for (int c = 0; c < clients; c++) {
+                    told[c] = world_start(&w, asks[choice % N]);
+                    choice /= N;
+                    uint64_t turns = gaps[gap % 4];
+                    gap /= 4;
+                    if (turns > 100) {
+                        sim_advance(&w.sim, 1000);
+                    }
+                    for (uint64_t t = 0; t < turns && turns <= 100; t++) {
+                        (void)sim_turn(&w.sim);
+                    }
+                }
+                if (which % 2 == 0) {
+                    fake_engine_finish_requests(&w.engine);
+                }
+                for (int c = 0; c < clients; c++) {
+                    world_await(&w, told[c]);
+                }
+                fake_engine_finish_requests(&w.engine);
+                sim_advance(&w.sim, 1000);
+                OK(&w, "wake");
+                OK(&w, "resume");
+                cr_assert(fake_engine_serves(&w.engine), "%d clients, %d, %d", clients, which,
+                          when);
+                cr_assert(fake_engine_open(&w.engine), "%d clients, %d, %d", clients, which, when);
+                cr_assert_eq(world_view(&w).waiting_operations, 0);
+                world_close(&w);
+            }
+        }
+    }
+}
+
+Test(instance, two_clients_in_every_order_are_each_answered_once)
+{
+    clients_in_every_order(2);
+}
+
+Test(instance, three_clients_in_every_order_are_each_answered_once)
+{
+    clients_in_every_order(3);
+}
+
+/* ---- lineage, through the operations ---- */
+
+Test(instance, instances_with_one_name_share_and_those_with_others_do_not)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    world_add_other(&w);
+    struct kvp_view b;
+    cr_assert(kvp_fleet_view(w.fleet, "b", &b));
+    cr_assert(kvb_lineage_equal(world_view(&w).lineage, b.lineage));
+    OK(&w, "update");
+    cr_assert_not(kvb_lineage_equal(world_view(&w).lineage, b.lineage));
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w1");
+    struct told *other = world_start_on(&w, "b", "update");
+    world_await(&w, other);
+    cr_assert(kvp_fleet_view(w.fleet, "b", &b));
+    cr_assert(kvb_lineage_equal(world_view(&w).lineage, b.lineage));
+    world_close(&w);
+}
+
+Test(instance, a_reset_clears_for_everyone_before_it_answers)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    world_add_other(&w);
+    struct kvb_lineage before = world_view(&w).lineage;
+    struct told *told = world_do(&w, "reset external");
+    cr_assert_eq(told->status, KVB_OK, "%s", told->message);
+    cr_assert_eq(told->external, KVP_EXTERNAL_DONE);
+    cr_assert(told->local_done);
+    cr_assert_not(kvb_token_equal(w.other.ranks[0].lineage.token, (struct kvb_token){{0, 0}}));
+    cr_assert_not(kvb_lineage_equal(w.other.ranks[0].lineage.lineage, before));
+    cr_assert_not(kvb_lineage_equal(world_view(&w).lineage, before));
+    struct kvp_view b;
+    sim_advance(&w.sim, 100);
+    cr_assert(kvp_fleet_view(w.fleet, "b", &b));
+    cr_assert(kvb_lineage_equal(world_view(&w).lineage, b.lineage)); /* and share again */
+    cr_assert(b.open);
+    world_close(&w);
+}
+
+Test(instance, a_reset_with_the_coordinator_away_fails_but_has_left_and_is_delivered_later)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct kvb_lineage before = world_view(&w).lineage;
+    kvs_embedded_set_reachable(w.coordinator, false);
+    sim_settle(&w.sim);
+    struct told *told = world_do(&w, "reset external");
+    cr_assert_eq(told->status, KVB_ERR_UNAVAILABLE);
+    cr_assert_eq(told->external, KVP_EXTERNAL_FAILED);
+    cr_assert(told->local_done);
+    cr_assert_not(kvb_lineage_equal(w.engine.ranks[0].lineage.lineage, before));
+    cr_assert_eq(w.engine.ranks[0].lineage.nretired, 1); /* the engine keeps it too */
+    struct told *sleep = world_do(&w, "sleep 1");
+    cr_assert_eq(sleep->status, KVB_OK);
+    cr_assert_eq(sleep->external, KVP_EXTERNAL_PENDING);
+    OK(&w, "wake");
+    cr_assert(fake_engine_serves(&w.engine)); /* training stays alive */
+    cr_assert_eq(world_view(&w).weights_name[0], '\0');
+    kvs_embedded_set_reachable(w.coordinator, true);
+    sim_settle(&w.sim);
+    cr_assert_eq(world_view(&w).retirements_pending, 0);
+    cr_assert_eq(w.engine.ranks[0].lineage.nretired, 0);
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w0");
+    cr_assert_not(kvb_lineage_equal(world_view(&w).lineage, before));
+    world_close(&w);
+}
+
+Test(instance, a_reset_refused_for_held_blocks_still_leaves_and_is_tried_again_by_itself)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = w.engine.held = 2;
+    struct told *told = world_do(&w, "reset external");
+    cr_assert_eq(told->status, KVB_ERR_BUSY);
+    cr_assert_eq(told->external, KVP_EXTERNAL_DONE); /* retired all the same */
+    cr_assert_not(told->local_done);
+    cr_assert_not(world_view(&w).open);
+    uint64_t resets = w.engine.resets;
+    fake_engine_finish_requests(&w.engine);
+    sim_settle(&w.sim);
+    cr_assert_eq(w.engine.resets, resets + 1);
+    cr_assert(fake_engine_open(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, a_weight_update_closes_and_its_version_names_once_it_was_seen_to_change)
+{
+    struct world w;
+    world_open_fleet(&w, true, NULL);
+    fake_engine_init(&w.engine, &w.sim, w.fleet, "a", 2);
+    w.engine.fingerprints = false;
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    for (int i = 0; i < 3; i++) {
+        OK(&w, "start");
+        cr_assert(world_do(&w, "start")->nothing_to_do);
+        cr_assert_not(world_view(&w).open);
+        cr_assert(world_view(&w).weight_change_running);
+        OK(&w, "update");
+        cr_assert_not(world_view(&w).open);
+        char words[32];
+        snprintf(words, sizeof words, "finish v=%d", i);
+        OK(&w, words);
+        cr_assert(world_view(&w).open);
+        char version[8];
+        snprintf(version, sizeof version, "%d", i);
+        cr_assert_str_eq(world_view(&w).weight_version, version);
+        cr_assert_str_eq(world_view(&w).weights_name, i == 0 ? "" : version);
+        cr_assert_eq(world_view(&w).private_reason[0] != '\0', i == 0);
+    }
+    OK(&w, "start");
+    OK(&w, "finish v=2"); /* a constant vouches for nothing */
+    cr_assert_str_eq(world_view(&w).weights_name, "");
+    world_close(&w);
+}
+
+Test(instance, an_implicit_bracket_is_judged_once_when_it_closes)
+{
+    struct world w;
+    world_open_fleet(&w, true, NULL);
+    fake_engine_init(&w.engine, &w.sim, w.fleet, "a", 1);
+    w.engine.fingerprints = false;
+    strcpy(w.engine.hello.weights_name, "0");
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    /* paused, in buckets, each with the version: at resume */
+    OK(&w, "pause keep");
+    OK(&w, "update v=1");
+    cr_assert(world_view(&w).weight_change_running);
+    cr_assert_not(world_view(&w).open);
+    OK(&w, "update v=1");
+    cr_assert_str_eq(world_view(&w).weights_name, "");
+    OK(&w, "resume");
+    cr_assert_str_eq(world_view(&w).weights_name, "1");
+    cr_assert(world_view(&w).open);
+    /* running: at its own end */
+    OK(&w, "update v=2");
+    cr_assert_str_eq(world_view(&w).weights_name, "2");
+    /* asleep: at the wake of the last tag */
+    OK(&w, "sleep 2");
+    OK(&w, "wake weights");
+    OK(&w, "update v=3");
+    cr_assert_str_eq(world_view(&w).weights_name, "");
+    OK(&w, "wake kv_cache");
+    cr_assert_str_eq(world_view(&w).weights_name, "3");
+    cr_assert(fake_engine_open(&w.engine));
+    /* an explicit one cut short by resume names nothing */
+    OK(&w, "pause");
+    OK(&w, "start");
+    OK(&w, "update v=4");
+    OK(&w, "resume");
+    cr_assert_str_eq(world_view(&w).weights_name, "");
+    cr_assert_not(world_view(&w).weight_change_running);
+    cr_assert(world_view(&w).open);
+    world_close(&w);
+}
+
+Test(instance, a_weight_change_whose_end_is_unknown_is_still_running)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.fault = FAKE_SILENT;
+    w.engine.fault_at = w.engine.ncalls + 2; /* the relay */
+    w.engine.update = true;                  /* and it hangs in it */
+    struct told *told = world_do(&w, "update v=1");
+    cr_assert_eq(told->status, KVB_ERR_TIMEOUT);
+    sim_advance(&w.sim, 100000);
+    cr_assert(world_view(&w).weight_change_running);
+    cr_assert_not(world_view(&w).open);
+    OK(&w, "pause"); /* it can be told what to do all the same */
+    OK(&w, "resume");
+    cr_assert_not(world_view(&w).open);
+    w.engine.update = false;
+    sim_advance(&w.sim, 10000);
+    cr_assert_not(world_view(&w).weight_change_running);
+    cr_assert(fake_engine_open(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, weights_written_unseen_are_left_before_anything_opens)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    OK(&w, "sleep 1 optout");
+    w.engine.ranks[0].weights = 5;
+    w.engine.ranks[0].weights_written = true;
+    OK(&w, "wake");
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w5");
+    OK(&w, "pause keep");
+    w.engine.ranks[0].weights = 6;
+    w.engine.ranks[0].weights_written = true;
+    OK(&w, "resume");
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w6");
+    world_close(&w);
+}
+
+Test(instance, a_sleep_with_the_opt_out_keeps_its_lineage_and_a_later_one_without_leaves)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct kvb_lineage before = world_view(&w).lineage;
+    OK(&w, "sleep 1 optout");
+    cr_assert(kvb_lineage_equal(before, world_view(&w).lineage));
+    cr_assert_not(world_view(&w).open);
+    OK(&w, "wake");
+    cr_assert(kvb_lineage_equal(before, world_view(&w).lineage));
+    cr_assert(fake_engine_open(&w.engine));
+    OK(&w, "sleep 1 optout");
+    OK(&w, "sleep 1");
+    cr_assert_not(kvb_lineage_equal(before, world_view(&w).lineage));
+    OK(&w, "wake");
+    world_close(&w);
+}
+
+Test(instance, a_tenant_reset_reaches_every_instance)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    world_add_other(&w);
+    struct kvb_token a = w.engine.ranks[0].lineage.token;
+    struct kvb_token b = w.other.ranks[0].lineage.token;
+    OK(&w, "tenant");
+    cr_assert_not(kvb_token_equal(a, w.engine.ranks[0].lineage.token));
+    cr_assert_not(kvb_token_equal(b, w.other.ranks[0].lineage.token));
+    sim_advance(&w.sim, 100);
+    cr_assert(fake_engine_open(&w.engine));
+    cr_assert(fake_engine_open(&w.other));
+    world_close(&w);
+}
+
+Test(instance, without_a_store_the_external_part_is_success)
+{
+    struct world w;
+    world_open(&w, 1, false);
+    struct told *told = world_do(&w, "reset external");
+    cr_assert_eq(told->status, KVB_OK);
+    cr_assert_eq(told->external, KVP_EXTERNAL_DONE);
+    told = world_do(&w, "sleep 1");
+    cr_assert_eq(told->external, KVP_EXTERNAL_DONE);
+    OK(&w, "wake");
+    OK(&w, "tenant");
+    cr_assert(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
+/* ---- attaching ---- */
+
+/* The daemon is replaced while the engine goes on. */
+static void new_daemon(struct world *w, bool same_coordinator)
+{
+    (void)same_coordinator;
+    fake_engine_drop_link(&w->engine);
+    sim_settle(&w->sim);
+    kvp_fleet_destroy(w->fleet);
+    struct kvp_fleet_config config = {
+        .sched = &w->sim.sched,
+        .coordinator = w->coordinator,
+        .bounds = {480000, 60000, 200, 30000, 10000, 1000, 3},
+        .changed = world_changed_,
+        .ctx = w,
+    };
+    kvb_status_t status = kvp_fleet_create(&config, &w->fleet);
+    cr_assert_eq(status, KVB_OK);
+    w->engine.fleet = w->fleet;
+    fake_engine_attach(&w->engine);
+    sim_settle(&w->sim);
+}
+
+Test(instance, a_new_daemon_takes_the_engine_back_in_its_true_state)
+{
+    static const char *const before[][3] = {
+        {NULL},
+        {"pause"},
+        {"sleep 1"},
+        {"sleep 2", "wake weights"},
+        {"pause", "release"},
+        {"start"},
+        {"pause", "start", "update"},
+    };
+    for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
+        struct world w;
+        world_open(&w, 2, true);
+        for (int s = 0; s < 3 && before[i][s] != NULL; s++) {
+            OK(&w, before[i][s]);
+        }
+        struct kvp_view was = world_view(&w);
+        new_daemon(&w, true);
+        struct kvp_view is = world_view(&w);
+        cr_assert_eq(is.is_sleeping, was.is_sleeping, "case %zu", i);
+        cr_assert_eq(is.is_paused, was.is_paused, "case %zu", i);
+        cr_assert_eq(is.weight_change_running, was.weight_change_running, "case %zu", i);
+        cr_assert_eq(is.ready, was.ready, "case %zu: %s", i, is.not_ready);
+        cr_assert_eq(is.open, was.open, "case %zu", i);
+        for (uint32_t t = 0; t < is.ntags; t++) {
+            cr_assert_eq(is.tags[t].residency, was.tags[t].residency, "case %zu", i);
+        }
+        if (was.weights_name[0] != '\0') {
+            cr_assert(kvb_lineage_equal(is.lineage, was.lineage), "case %zu", i);
+        }
+        if (is.weight_change_running) {
+            OK(&w, "finish");
+        }
+        OK(&w, "wake");
+        OK(&w, "resume");
+        cr_assert(fake_engine_serves(&w.engine), "case %zu", i);
+        cr_assert(fake_engine_open(&w.engine), "case %zu", i);
+        world_close(&w);
+    }
+}
+
+Test(instance, ranks_that_differ_are_brought_together_before_anything_runs)
+{
+    for (int way = 0; way < 3; way++) {
+        struct world w;
+        world_open(&w, 2, true);
+        OK(&w, "sleep 1");
+        fake_engine_drop_link(&w.engine);
+        sim_settle(&w.sim);
+        /* one rank came up again, in whole or in part, before the daemon was there */
+        struct fake_rank *rank = &w.engine.ranks[way == 2 ? 0 : 1];
+        rank->tags[0].residency = KVB_RESIDENT;
+        if (way > 0) {
+            rank->tags[1].residency = KVB_RESIDENT;
+        }
+        fake_engine_attach(&w.engine);
+        cr_assert_not(world_view(&w).ready);
+        sim_settle(&w.sim);
+        cr_assert_eq(w.engine.ranks[0].tags[0].residency, KVB_DISCARDED, "way %d", way);
+        cr_assert_eq(w.engine.ranks[1].tags[0].residency, KVB_DISCARDED, "way %d", way);
+        cr_assert_eq(w.engine.ranks[0].tags[1].residency, KVB_OFFLOADED, "way %d", way);
+        cr_assert_eq(w.engine.ranks[1].tags[1].residency, KVB_OFFLOADED, "way %d", way);
+        OK(&w, "wake");
+        cr_assert(fake_engine_serves(&w.engine));
+        world_close(&w);
+    }
+}
+
+Test(instance, what_was_discarded_in_part_ends_degraded_and_a_repeated_call_goes_on)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    /* release is refused by rank 1 every time: found by its number among the calls, then mute */
+    w.engine.ranks[1].refuses_release = true;
+    struct told *told = world_do(&w, "sleep 1");
+    cr_assert_neq(told->status, KVB_OK);
+    struct kvp_view view = world_view(&w);
+    cr_assert(view.degraded);
+    cr_assert_not(view.ready);
+    cr_assert(strstr(told->message, "degraded") != NULL, "%s", told->message);
+    FAILS(&w, "resume", KVB_ERR_BAD_STATE);
+    w.engine.ranks[1].refuses_release = false;
+    OK(&w, "sleep 1");
+    cr_assert_not(world_view(&w).degraded);
+    OK(&w, "wake");
+    cr_assert(fake_engine_serves(&w.engine));
+    /* or the way up */
+    w.engine.ranks[1].refuses_release = true;
+    (void)world_do(&w, "sleep 2");
+    cr_assert(world_view(&w).degraded);
+    OK(&w, "wake");
+    cr_assert(fake_engine_serves(&w.engine));
+    cr_assert(world_view(&w).ready, "%s", world_view(&w).not_ready);
+    world_close(&w);
+}
+
+Test(instance, operations_are_refused_until_every_rank_is_there_and_after_it_died)
+{
+    struct world w;
+    world_open_fleet(&w, true, NULL);
+    FAILS(&w, "sleep 1", KVB_ERR_NOT_FOUND);
+    fake_engine_init(&w.engine, &w.sim, w.fleet, "a", 2);
+    w.engine.nranks = 1;
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    FAILS(&w, "sleep 1", KVB_ERR_BAD_STATE);
+    cr_assert_not(world_view(&w).attached);
+    w.engine.nranks = 2;
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    OK(&w, "sleep 1");
+    w.engine.busy = 0;
+    OK(&w, "wake");
+    w.engine.busy = 1;
+    struct told *runs = world_start(&w, "pause wait");
+    sim_advance(&w.sim, 10);
+    struct told *waits = world_start(&w, "sleep 1");
+    fake_engine_restart(&w.engine);
+    sim_settle(&w.sim);
+    cr_assert_eq(runs->status, KVB_ERR_DISCONNECTED);
+    cr_assert_eq(waits->status, KVB_ERR_DISCONNECTED);
+    FAILS(&w, "sleep 1", KVB_ERR_BAD_STATE);
+    cr_assert(world_view(&w).ever_attached);
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    cr_assert(fake_engine_serves(&w.engine));
+    cr_assert(world_view(&w).ready);
+    world_close(&w);
+}
+
+Test(instance, several_instances_must_be_named)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct told *told = world_start_on(&w, NULL, "sleep 0");
+    world_await(&w, told);
+    cr_assert_eq(told->status, KVB_OK);
+    OK(&w, "wake");
+    world_add_other(&w);
+    told = world_start_on(&w, NULL, "sleep 0");
+    world_await(&w, told);
+    cr_assert_eq(told->status, KVB_ERR_INVALID);
+    cr_assert(strstr(told->message, " a b") != NULL, "%s", told->message);
+    told = world_start_on(&w, "c", "sleep 0");
+    world_await(&w, told);
+    cr_assert_eq(told->status, KVB_ERR_NOT_FOUND);
+    world_close(&w);
+}
+
+static kvb_status_t hello_with(struct world *w, struct kvb_link_hello *hello, char reason[256])
+{
+    struct kvp_rank rank = {.ops = w->engine.ranks[0].rank.ops, .impl = &w->engine.ranks[0]};
+    struct kvp_instance *instance = NULL;
+    return kvp_fleet_hello(w->fleet, hello, &rank, reason, 256, &instance);
+}
+
+Test(instance, a_hello_that_does_not_fit_is_refused_with_what_to_change)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct kvb_link_hello good = w.engine.hello;
+    good.roles = KVB_ROLE_SCHEDULER | KVB_ROLE_WORKER;
+    for (int way = 0; way < 7; way++) {
+        struct kvb_link_hello hello = good;
+        switch (way) {
+        case 0:
+            break; /* attached already */
+        case 1:
+            hello.world_size = hello.local_world_size = 2;
+            break;
+        case 2:
+            strcpy(hello.tenant, "another");
+            break;
+        case 3:
+            strcpy(hello.layout, "another");
+            break;
+        case 4:
+            strcpy(hello.instance, "spans");
+            hello.world_size = 2; /* local_world_size is 1 */
+            break;
+        case 5:
+            strcpy(hello.instance, "rank");
+            hello.rank = 1;
+            break;
+        default:
+            strcpy(hello.instance, "roles");
+            hello.roles = 0;
+            break;
+        }
+        char reason[256] = "";
+        cr_assert_eq(hello_with(&w, &hello, reason), KVB_ERR_REFUSED, "way %d", way);
+        cr_assert_neq(reason[0], '\0', "way %d", way);
+    }
+    cr_assert_eq(kvp_fleet_count(w.fleet), 1);
+    world_close(&w);
+}
+
+Test(instance, every_open_request_is_answered_when_the_daemon_ends)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = 1;
+    struct told *runs = world_start(&w, "pause wait");
+    sim_advance(&w.sim, 10);
+    struct told *waits = world_start(&w, "sleep 1");
+    struct told *beside = world_start(&w, "relay");
+    struct told *refused = world_start_on(&w, "nobody", "sleep 1");
+    world_close(&w); /* asserts that each was answered once */
+    (void)runs;
+    (void)waits;
+    (void)beside;
+    (void)refused;
+}

@@ -267,7 +267,6 @@ Test(plan, undo_is_the_undo_column_in_reverse)
         struct kvp_plan undo;
         kvp_plan_undo(&plan, done, &awake, &undo);
         STEPS(undo, undone[done]);
-        cr_assert(undo.rehand);
         cr_assert_eq(undo.nrestore, 2);
     }
     cr_assert(kvp_step_info(KVP_STEP_DISCARD)->no_return);
