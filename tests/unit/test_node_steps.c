@@ -421,6 +421,54 @@ Test(node_steps, b11_hundreds_of_random_failures_leave_the_node_as_it_was)
     test_store_close(&store);
 }
 
+/* ---- shards ---- */
+
+Test(node_steps, the_pieces_of_a_block_lie_in_one_shard_and_blocks_in_all)
+{
+    struct test_store store;
+    test_store_open(&store, &(struct kvs_node_config){.share_bytes = MIB(4), .shards = 4}, true);
+    const struct kvt_share *seen[4] = {0};
+    for (uint64_t key = 0; key < 64; key++) {
+        const struct kvt_share *shard = NULL;
+        for (uint32_t piece = 0; piece < 6; piece++) {
+            struct test_job job;
+            test_job_init(&job, &store, KVS_PUT);
+            struct kvs_item *item = test_job_add(&job, &store, &key, sizeof key, 0, 100);
+            item->group = piece / 3;
+            item->part = piece % 3;
+            test_job_submit(&job, &store);
+            struct kvt_transfer *transfer = next_transfer(&store, &job);
+            cr_assert(shard == NULL || shard == transfer->share);
+            shard = transfer->share;
+            cr_assert_eq(finish(&job, &store), KVB_OK);
+        }
+        int i = 0;
+        while (i < 4 && seen[i] != NULL && seen[i] != shard) {
+            i++;
+        }
+        cr_assert_lt(i, 4);
+        seen[i] = shard;
+    }
+    cr_assert_not_null(seen[3], "64 blocks use every shard");
+    test_store_close(&store);
+}
+
+Test(node_steps, a_quota_is_split_over_the_shards)
+{
+    struct test_store store;
+    struct kvs_core_tenant_stats stats;
+    test_store_open(&store, &(struct kvs_node_config){.share_bytes = MIB(4), .shards = 4}, true);
+    kvs_node_tenant_stats(store.node, "t", &stats);
+    cr_assert_eq(stats.quota_bytes, UINT64_MAX);
+    cr_assert_eq(kvs_node_set_quota(store.node, "t", MIB(1)), KVB_OK);
+    kvs_node_tenant_stats(store.node, "t", &stats);
+    cr_assert_eq(stats.quota_bytes, MIB(1));
+    cr_assert_eq(kvs_node_set_quota(store.node, "t", UINT64_MAX), KVB_OK);
+    kvs_node_tenant_stats(store.node, "t", &stats);
+    cr_assert_eq(stats.quota_bytes, UINT64_MAX);
+    test_store_close(&store);
+}
+
 /* ---- deadlines ---- */
 
 Test(node_steps, at_the_deadline_what_is_begun_times_out_and_the_rest_is_unavailable)
