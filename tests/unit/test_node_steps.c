@@ -421,6 +421,27 @@ Test(node_steps, b11_hundreds_of_random_failures_leave_the_node_as_it_was)
     test_store_close(&store);
 }
 
+Test(node_steps, what_was_cancelled_stays_so_although_its_transfer_still_succeeds)
+{
+    struct test_store store;
+    struct test_job job;
+    open_store(&store);
+    cr_assert_eq(put(&store, "old", KIB(100), 1), KVB_OK);
+    uint64_t used = test_stats(&store).core.used_bytes;
+    for (int op = 0; op < 2; op++) {
+        begin(&job, &store, op == 0 ? KVS_PUT : KVS_GET, op == 0 ? "new" : "old", 0, KIB(100));
+        struct kvt_transfer *transfer = next_transfer(&store, &job);
+        test_job_cancel(&job, &store);
+        move_and_end(transfer);
+        sim_settle(&store.sim);
+        cr_assert(job.done);
+        cr_assert_eq(job.items[0].status, KVB_ERR_CANCELED);
+        assert_at_rest(&store, used);
+    }
+    cr_assert_eq(get(&store, "new", KIB(100), 1), KVB_ERR_NOT_FOUND);
+    test_store_close(&store);
+}
+
 /* ---- shards ---- */
 
 Test(node_steps, the_pieces_of_a_block_lie_in_one_shard_and_blocks_in_all)
