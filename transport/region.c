@@ -9,6 +9,7 @@
 
 #include "base/assert.h"
 #include "base/faults.h"
+#include "base/log.h"
 #include "transport_impl.h"
 
 #include <stdlib.h>
@@ -34,6 +35,10 @@ static void set_state(struct kvt_region *region, enum kvt_region_state state)
         [KVT_REGION_UNREGISTERED] = {false},
     };
     kvb_assert(legal[region->state][state]);
+    KVB_LOG(DEBUG, "region", KVB_U64("owner", region->desc.owner),
+            KVB_U64("region", region->desc.number), KVB_STR("tag", region->desc.tag),
+            KVB_STR("from", kvt_region_state_text(region->state)),
+            KVB_STR("to", kvt_region_state_text(state)), KVB_U64("transfers", region->refs));
     region->state = state;
 }
 
@@ -261,6 +266,9 @@ static void on_bound(struct kvb_timer *timer)
         return;
     }
     /* Deregistering under a transfer would be worse than keeping the registration (P3). */
+    KVB_LOG(WARN, "transfers could not be stopped: the region stays registered",
+            KVB_U64("region", region->desc.number), KVB_STR("tag", region->desc.tag),
+            KVB_U64("transfers", region->refs));
     set_state(region, KVT_REGION_REGISTERED);
     finish_unregister(region, KVB_ERR_TIMEOUT);
 }

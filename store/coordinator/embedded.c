@@ -171,9 +171,18 @@ static void retire_at_nodes(struct embedded *embedded, struct kvb_lineage lineag
     embedded->reclaim->retire(embedded->reclaim_ctx, &lineage, 1);
 }
 
+static void log_name(const char *msg, const struct name *name)
+{
+    char lineage[KVB_ID_HEX_LEN + 1];
+    kvb_id_format(name->lineage.id, lineage);
+    KVB_LOG(DEBUG, msg, KVB_STR("tenant", name->space.tenant), KVB_STR("name", name->text),
+            KVB_STR("lineage", lineage));
+}
+
 /* Members are not counted in it any more; what it stood for is the caller's business. */
 static void unbind(struct name *name)
 {
+    log_name("name unbound", name);
     for (struct kvb_list *link; (link = kvb_list_pop(&name->members)) != NULL;) {
         kvb_container_of(link, struct member, name_link)->name = NULL;
     }
@@ -273,6 +282,7 @@ static kvb_status_t create_name(struct embedded *embedded, const struct kvs_spac
     memcpy(name->text, text, size);
     kvb_list_push_back(&embedded->names, &name->link);
     embedded->nnames++;
+    log_name("name bound", name);
     *name_p = name;
     return KVB_OK;
 }
@@ -698,6 +708,8 @@ static void embedded_tenant_reset(struct kvs_coordinator *base, const char *name
         }
     }
     request->epoch = epoch;
+    KVB_LOG(INFO, "tenant reset", KVB_STR("tenant", name), KVB_U64("epoch", epoch),
+            KVB_U64("lineages", nheld));
     start_retirement(group, request, deadline_ns);
     return;
 
