@@ -192,8 +192,7 @@ void kvp_loop_run(struct kvp_loop *loop)
 
 void kvp_loop_stop(struct kvp_loop *loop)
 {
-    loop->stopping = true;
-    on_sched_wake(loop);
+    loop->stopping = true; /* seen when this iteration of the loop ends */
 }
 
 void kvp_loop_wake(void *loop)

@@ -637,7 +637,7 @@ static void on_drain_event(struct kvb_event *event)
         end_drain(rank, KVB_ERR_DISCONNECTED);
     } else if (transfers_none(rank) || kvb_fault(KVB_FAULT_DRAIN_SKIPPED)) {
         end_drain(rank, KVB_OK);
-    } /* else another one came meanwhile: its end posts again */
+    } /* else the end of the last one posts again */
 }
 
 static void on_drain_bound(struct kvb_timer *timer)
@@ -653,16 +653,13 @@ void kvp_tasks_drain(struct kvp_link_rank *rank, bool abort, uint64_t deadline_n
     rank->drain.active = true;
     rank->drain.done = done;
     rank->drain.arg = arg;
-    bool skipped = kvb_fault(KVB_FAULT_DRAIN_SKIPPED);
-    if (abort && !skipped) {
+    if (abort && !kvb_fault(KVB_FAULT_DRAIN_SKIPPED)) {
         end_queued(rank, KVP_TASK_PUT, KVB_ERR_CANCELED);
         end_queued(rank, KVP_TASK_GET, KVB_ERR_CANCELED);
         stop_running(rank, KVP_TASK_PUT);
         stop_running(rank, KVP_TASK_GET);
     }
-    if (skipped || !rank->connected || transfers_none(rank)) {
-        kvb_sched_post(rank->sched, &rank->drain.event);
-    }
+    kvb_sched_post(rank->sched, &rank->drain.event); /* it may be so already */
     kvb_sched_timer_set(rank->sched, &rank->drain.bound, deadline_ns);
 }
 

@@ -687,6 +687,27 @@ Test(link, an_attached_engine_that_breaks_the_protocol_loses_its_connection)
     }
 }
 
+Test(link, a_message_of_the_wrong_direction_ends_the_connection)
+{
+    static const struct kvb_frame wrong[] = {
+        {.type = KVB_LINK_PAUSE, .seq = 100},
+        {.type = KVB_LINK_RELAY, .seq = 100},
+        {.type = KVB_LINK_EVENT, .seq = 100},
+        {.type = KVB_LINK_EVENT, .seq = 100, .flags = KVB_FRAME_REPLY},
+        {.type = KVB_LINK_PUT, .seq = 100, .flags = KVB_FRAME_REPLY},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        struct engine engine = engine_attach();
+        uint8_t bytes[KVB_FRAME_HEADER_LEN];
+        kvb_frame_pack(&wrong[i], bytes);
+        send_bytes(&engine, bytes, sizeof bytes, -1);
+        cr_assert(closed(&engine), "%zu", i);
+        (void)close(engine.fd);
+        turn();
+        fleet.nranks = 0;
+    }
+}
+
 Test(link, a_message_of_the_other_role_ends_the_connection)
 {
     struct kvb_link_hello hello = hello_of(0, 1);
@@ -1001,6 +1022,24 @@ Test(link, a_store_without_room_is_asked_again_when_a_batch_ends)
     engine_end(&engine);
 }
 
+Test(link, a_store_without_room_goes_on_with_another_ranks_batch)
+{
+    struct engine first = engine_with_regions();
+    struct engine second = engine_attach();
+    cr_assert_eq(hand_over(&second, 1, 1, &memory2, "kv_cache", 0), KVB_OK);
+    (void)send_batch(&first, KVB_LINK_PUT, 1, good_token);
+    store.refuse = KVB_ERR_AGAIN;
+    uint64_t seq = send_batch(&second, KVB_LINK_PUT, 1, good_token);
+    store.refuse = KVB_OK;
+    end_batch(KVB_OK);
+    turn();
+    cr_assert_eq(store.submitted, 2);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&second, seq), KVB_OK);
+    (void)close(second.fd);
+    engine_end(&first);
+}
+
 Test(link, time_in_the_queue_counts)
 {
     struct engine engine = engine_with_regions();
@@ -1131,6 +1170,23 @@ Test(link, drained_means_nothing_queued_and_nothing_running)
         end_batch(i % 2 == 0 ? KVB_OK : KVB_ERR_TIMEOUT);
     }
     turn();
+    cr_assert_eq(answer.times, 1);
+    cr_assert_eq(answer.status, KVB_OK);
+    engine_end(&engine);
+}
+
+Test(link, a_drain_of_nothing_waits_for_what_comes_before_it_is_told)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->drain(rank->impl, false, sim_in_ms(&sim, 1000), on_done, &answer);
+    cr_assert_eq(answer.times, 0, "never inside the call");
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    cr_assert_eq(answer.times, 0);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seq), KVB_OK);
     cr_assert_eq(answer.times, 1);
     cr_assert_eq(answer.status, KVB_OK);
     engine_end(&engine);
@@ -1315,6 +1371,9 @@ Test(link, a_task_that_waited_while_its_region_was_released_is_refused_by_the_tr
     }
     /* No transfer has begun: nothing holds the region. The third is not even submitted. */
     cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    test_memory_cleanup(&memory1);
+    cr_assert_not(test_memfd_held("link-one"), "a task that names it does not hold it");
+    test_memory_init(&memory1, "link-one", 8192);
     cr_assert_eq(hand_over(&engine, 1, 2, &memory2, "kv_cache", 0), KVB_OK);
     cr_assert_eq(hand_over(&engine, 2, 2, &memory1, "kv_cache", 0), KVB_OK);
     cr_assert_eq(register_again(rank).status, KVB_OK);
