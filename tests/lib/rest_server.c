@@ -73,7 +73,7 @@ void rest_start(struct rest_server *rest, const struct kvp_http_config *config, 
                                      .wake_ctx = rest},
         &rest->control);
     kvb_assert(status == KVB_OK);
-    http.clock = &kvb_clock_real;
+    http.clock = http.clock != NULL ? http.clock : &kvb_clock_real;
     http.random = &kvb_random_real;
     http.board = rest->board;
     http.metrics = rest->metrics;

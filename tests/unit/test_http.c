@@ -1020,6 +1020,69 @@ Test(http_own, idle_connections_are_closed_in_time)
     rest_stop(&rest);
 }
 
+static _Atomic(uint64_t) hand_ns;
+
+static uint64_t read_hand(void *ctx)
+{
+    (void)ctx;
+    return atomic_load(&hand_ns);
+}
+
+Test(http_own, a_request_that_never_ends_is_given_up)
+{
+    static const struct kvb_clock by_hand = {.now_ns = read_hand};
+    struct kvp_http_config config = {.clock = &by_hand};
+
+    atomic_store(&hand_ns, KVB_NS_PER_S);
+    rest_start(&rest, &config, 0);
+    int slow = http_connect(rest.port);
+    http_send_text(slow, "POST /sleep HTTP/1.1\r\nX: ");
+    int idle = http_connect(rest.port);
+    expect_health();
+    atomic_fetch_add(&hand_ns, KVP_HTTP_RECEIVE_S * KVB_NS_PER_S);
+    expect_health();
+    cr_expect(http_send_text(slow, "still in time\r\n"));
+    atomic_fetch_add(&hand_ns, 1);
+    expect_health(); /* a new connection, which looks for those that are overdue */
+    cr_expect(http_closed(slow));
+    cr_assert(http_send_text(idle, "GET /health HTTP/1.1\r\n" HOST "\r\n"));
+    struct http_answer answer = http_receive(idle, false); /* that one libmicrohttpd looks after */
+    cr_expect_eq(answer.status, 200);
+    http_answer_free(&answer);
+    close(slow);
+    close(idle);
+    rest_stop(&rest);
+}
+
+static atomic_uint seen, seen_without_route, seen_status;
+
+static void see(void *ctx, const struct kvp_http_answered *answered)
+{
+    (void)ctx;
+    atomic_fetch_add(&seen, 1);
+    atomic_fetch_add(&seen_without_route, answered->route == NULL);
+    atomic_fetch_add(&seen_status, answered->http_status);
+}
+
+Test(http_own, every_answer_is_counted_once)
+{
+    static const char *const targets[] = {"/sleep", "/sleep?level=9", "/nosuch", "/health"};
+    struct kvp_http_config config = {.answered = see};
+
+    rest_start(&rest, &config, 0);
+    for (int i = 0; i < 4; i++) {
+        struct http_answer answer = http_ask(rest.port, "POST", targets[i], NULL, NULL);
+        http_answer_free(&answer);
+    }
+    int fd = http_connect(rest.port);
+    http_send_text(fd, "POST /sleep HT"); /* no request: not counted */
+    close(fd);
+    rest_stop(&rest);
+    cr_expect_eq(atomic_load(&seen), 4);
+    cr_expect_eq(atomic_load(&seen_without_route), 2);
+    cr_expect_eq(atomic_load(&seen_status), 200 + 400 + 404 + 405);
+}
+
 /* ---- tokens ---- */
 
 Test(http_own, tokens_open_what_their_role_may)
