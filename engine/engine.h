@@ -167,7 +167,7 @@ struct kve_engine {
     bool lost;    /* the daemon went away: attach again */
     bool refused; /* the daemon does not want it: last_error says why */
     bool closing;
-    bool changed; /* a callback has run: what waits may be able to go on */
+    bool changed;     /* a callback has run: what waits may be able to go on */
     uint64_t session; /* grows when the daemon's open calls become void */
 
     /* memory */

@@ -36,6 +36,7 @@ static size_t take_answer(char *data, size_t size, size_t n, void *ctx)
     memcpy(answer + rest->len, data, more);
     rest->answer = answer;
     rest->len += more;
+    rest->answer[rest->len] = '\0';
     return more;
 }
 
@@ -133,4 +134,9 @@ kvb_status_t kve_rest_call(struct kve_rest *rest, const char *method, const char
     }
     free(text);
     return status;
+}
+
+const char *kve_rest_text(const struct kve_rest *rest)
+{
+    return rest->len == 0 ? "" : rest->answer;
 }

@@ -23,4 +23,7 @@ void kve_rest_close(struct kve_rest *rest);
 KVB_MUST_USE kvb_status_t kve_rest_call(struct kve_rest *rest, const char *method, const char *path,
                                         const json_t *body, long *http_status_p, json_t **answer_p);
 
+/* The last answer as it came, NUL-terminated; valid until the next call. */
+const char *kve_rest_text(const struct kve_rest *rest);
+
 #endif
