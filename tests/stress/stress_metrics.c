@@ -14,6 +14,7 @@
 
 #define THREADS 3
 #define ROUNDS  3000
+#define TRIES   20
 #define NAMES   (KVB_SERIES_MAX + 20) /* some share `other` */
 
 enum { COUNTED, TOOK };
@@ -22,14 +23,18 @@ static const struct kvb_metric table[] = {
     [TOOK] = {"s_took_seconds", KVB_HISTOGRAM, "x", {NULL}, NULL, 0},
 };
 static struct kvb_metrics *metrics;
-static atomic_uint running = THREADS;
+static atomic_uint running;
+static pthread_barrier_t together;
 
 static void *count(void *arg)
 {
-    unsigned start = *(const unsigned *)arg;
+    (void)arg;
     for (unsigned i = 0; i < ROUNDS; i++) {
         char name[16];
-        snprintf(name, sizeof name, "%u", (start + i) % NAMES);
+        snprintf(name, sizeof name, "%u", i % NAMES);
+        if (i < NAMES) {
+            pthread_barrier_wait(&together); /* all make the same new series now */
+        }
         kvb_series_add(kvb_series(metrics, COUNTED, (const char *const[]){name}), 1);
         kvb_series_observe(kvb_series0(metrics, TOOK), (double)(i % 400));
     }
@@ -63,15 +68,14 @@ static unsigned long write_once(void)
     return sum;
 }
 
-int main(void)
+static unsigned one_try(void)
 {
     pthread_t threads[THREADS];
-    unsigned starts[THREADS];
+    running = THREADS;
     metrics = kvb_metrics_create(table, 2);
     kvb_assert(metrics != NULL);
-    for (unsigned i = 0; i < THREADS; i++) {
-        starts[i] = i; /* close behind each other: they make the same series */
-        int rc = pthread_create(&threads[i], NULL, count, &starts[i]);
+    for (int i = 0; i < THREADS; i++) {
+        int rc = pthread_create(&threads[i], NULL, count, NULL);
         kvb_assert(rc == 0);
     }
     unsigned long last = 0;
@@ -88,9 +92,21 @@ int main(void)
     unsigned long sum = write_once();
     if (sum != THREADS * ROUNDS) {
         fprintf(stderr, "counted %lu of %d\n", sum, THREADS * ROUNDS);
-        return 1;
+        exit(1);
     }
     kvb_metrics_destroy(metrics);
-    printf("stress_metrics: ok counted=%lu writes=%u\n", sum, writes);
+    return writes;
+}
+
+int main(void)
+{
+    unsigned writes = 0;
+    pthread_barrier_init(&together, NULL, THREADS);
+    for (int i = 0; i < TRIES; i++) {
+        writes += one_try();
+    }
+    pthread_barrier_destroy(&together);
+    printf("stress_metrics: ok tries=%d counted=%d writes=%u\n", TRIES, TRIES * THREADS * ROUNDS,
+           writes);
     return 0;
 }
