@@ -120,13 +120,20 @@ static void make_ready(struct kvs_local_call *call)
     kvb_sched_post(call->local->sched, &call->local->work);
 }
 
-void kvs_local_wake(struct kvs_local_call *call)
+/* The one that has waited longest may go on; when it has taken what it needs, the next (step_call).
+ */
+static void feed_starved(struct kvs_local *local)
 {
-    struct kvs_local *local = call->local;
-    make_ready(call);
-    for (struct kvb_list *link; (link = kvb_list_first(&local->starved)) != NULL;) {
+    struct kvb_list *link = kvb_list_first(&local->starved);
+    if (link != NULL) {
         make_ready(kvb_container_of(link, struct kvs_local_call, link));
     }
+}
+
+void kvs_local_wake(struct kvs_local_call *call)
+{
+    make_ready(call);
+    feed_starved(call->local);
 }
 
 /* Hands those of the step that lie in one shard to its core, in order. */
@@ -254,6 +261,9 @@ static void step_call(struct kvs_local_call *call)
         lookup_step(call);
     } else {
         status = begin_step(call);
+    }
+    if (status != KVB_ERR_BUSY) {
+        feed_starved(local);
     }
     if (call->left == 0) {
         finish_call(call);

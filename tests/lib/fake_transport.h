@@ -115,10 +115,12 @@ static inline void fake_move(struct kvt_transfer *transfer, uint64_t len)
         soff += n;
         eoff += n;
         if (soff == slice->len) {
-            s++, soff = 0;
+            s++;
+            soff = 0;
         }
         if (eoff == extent->len) {
-            e++, eoff = 0;
+            e++;
+            eoff = 0;
         }
     }
     check = XXH3_64bits_digest(hash);
