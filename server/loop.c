@@ -25,6 +25,7 @@ struct kvp_loop {
     uv_signal_t sigterm;
     struct kvb_sched sched;
     struct kvb_timer beat;
+    struct kvb_event woken;
     const struct kvp_loop_ops *ops;
     void *ctx;
     bool stopping;
@@ -73,6 +74,13 @@ static void on_check(uv_check_t *check)
 static void on_async(uv_async_t *async)
 {
     struct kvp_loop *loop = async->data;
+    kvb_sched_post(&loop->sched, &loop->woken);
+}
+
+/* In the turn after all descriptors were read: what an engine said before a client asked counts. */
+static void on_woken(struct kvb_event *event)
+{
+    struct kvp_loop *loop = kvb_container_of(event, struct kvp_loop, woken);
     if (loop->ops->woken != NULL) {
         loop->ops->woken(loop->ctx);
     }
@@ -146,6 +154,7 @@ kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct k
     kvb_sched_init(&loop->sched, &kvb_clock_real, &kvb_random_real);
     loop->sched.wake = on_sched_wake;
     loop->sched.wake_ctx = loop;
+    kvb_event_init(&loop->woken, on_woken);
     first_beat(loop);
     *loop_p = loop;
     return KVB_OK;
@@ -162,11 +171,13 @@ err_free:
 void kvp_loop_destroy(struct kvp_loop *loop)
 {
     kvb_sched_timer_clear(&loop->sched, &loop->beat);
+    kvb_sched_unpost(&loop->woken);
     /* The check handle is closed first, so no turn runs while the handles go. */
     uv_walk(&loop->uv, close_handle, NULL);
     (void)uv_run(&loop->uv, UV_RUN_DEFAULT);
     int rc = uv_loop_close(&loop->uv);
     kvb_assert(rc == 0);
+    kvb_sched_unpost(&loop->woken); /* a wake that came while the handles went */
     kvb_sched_cleanup(&loop->sched);
     free(loop);
 }

@@ -284,7 +284,12 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
     }
     if (status != KVB_OK && op->step_status == KVB_OK) {
         op->step_status = status;
-        if (status == KVB_ERR_TIMEOUT) {
+        if (call->type == KVB_LINK_RESET_LOCAL && status == KVB_ERR_BUSY) {
+            kvp_op_say(op,
+                       "%u blocks are held by requests: try again when they have ended, or with "
+                       "reset_running_requests=true",
+                       op->blocks_held);
+        } else if (status == KVB_ERR_TIMEOUT) {
             kvp_op_say(op, "rank %u did not answer %s within its bound", call->rank->index,
                        kvb_link_info((uint16_t)call->type)->label);
         } else if (status == KVB_ERR_DISCONNECTED) {

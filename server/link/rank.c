@@ -22,6 +22,11 @@ static void op_drain(void *impl, bool abort, uint64_t deadline_ns, kvp_rank_done
     kvp_tasks_drain(impl, abort, deadline_ns, done, arg);
 }
 
+static void op_drain_stop(void *impl)
+{
+    kvp_tasks_drain_stop(impl);
+}
+
 static struct kvp_drain_progress op_progress(void *impl)
 {
     return kvp_tasks_progress(impl);
@@ -58,6 +63,7 @@ static void op_disconnect(void *impl, const char *reason)
 const struct kvp_rank_ops kvp_link_rank_ops = {
     .call = op_call,
     .drain = op_drain,
+    .drain_stop = op_drain_stop,
     .progress = op_progress,
     .stay_changed = op_stay_changed,
     .unregister = op_unregister,

@@ -62,6 +62,7 @@ struct kvp_link_rank {
     struct kvb_list starved; /* in the link's list while the store has no room */
     struct {
         bool active;
+        bool stopped; /* asked to end */
         kvp_rank_done_fn done;
         void *arg;
         struct kvb_timer bound;
@@ -139,6 +140,7 @@ KVB_MUST_USE kvb_status_t kvp_tasks_submit(struct kvp_link_rank *rank, enum kvp_
                                            uint64_t seq, uint8_t *payload, size_t len);
 void kvp_tasks_drain(struct kvp_link_rank *rank, bool abort, uint64_t deadline_ns,
                      kvp_rank_done_fn done, void *arg);
+void kvp_tasks_drain_stop(struct kvp_link_rank *rank);
 struct kvp_drain_progress kvp_tasks_progress(const struct kvp_link_rank *rank);
 void kvp_tasks_stay_changed(struct kvp_link_rank *rank);
 void kvp_tasks_stop(struct kvp_link_rank *rank); /* all of them, with DISCONNECTED */

@@ -635,6 +635,8 @@ static void on_drain_event(struct kvb_event *event)
     struct kvp_link_rank *rank = kvb_container_of(event, struct kvp_link_rank, drain.event);
     if (!rank->connected) {
         end_drain(rank, KVB_ERR_DISCONNECTED);
+    } else if (rank->drain.stopped) {
+        end_drain(rank, KVB_ERR_CANCELED);
     } else if (transfers_none(rank) || kvb_fault(KVB_FAULT_DRAIN_SKIPPED)) {
         end_drain(rank, KVB_OK);
     } /* else the end of the last one posts again */
@@ -651,6 +653,7 @@ void kvp_tasks_drain(struct kvp_link_rank *rank, bool abort, uint64_t deadline_n
 {
     kvb_assert(!rank->drain.active);
     rank->drain.active = true;
+    rank->drain.stopped = false;
     rank->drain.done = done;
     rank->drain.arg = arg;
     if (abort && !kvb_fault(KVB_FAULT_DRAIN_SKIPPED)) {
@@ -661,6 +664,14 @@ void kvp_tasks_drain(struct kvp_link_rank *rank, bool abort, uint64_t deadline_n
     }
     kvb_sched_post(rank->sched, &rank->drain.event); /* it may be so already */
     kvb_sched_timer_set(rank->sched, &rank->drain.bound, deadline_ns);
+}
+
+void kvp_tasks_drain_stop(struct kvp_link_rank *rank)
+{
+    if (rank->drain.active) {
+        rank->drain.stopped = true;
+        kvb_sched_post(rank->sched, &rank->drain.event);
+    }
 }
 
 struct kvp_drain_progress kvp_tasks_progress(const struct kvp_link_rank *rank)

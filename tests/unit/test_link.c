@@ -1232,6 +1232,32 @@ Test(link, an_aborting_drain_stops_what_runs_and_fails_what_waits)
     engine_end(&engine);
 }
 
+Test(link, a_drain_that_is_stopped_ends_canceled_and_stops_no_transfer)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->drain_stop(rank->impl); /* none runs: nothing happens */
+    rank->ops->drain(rank->impl, false, sim_in_ms(&sim, 1000), on_done, &answer);
+    rank->ops->drain_stop(rank->impl);
+    cr_assert_eq(answer.times, 0, "never inside a call");
+    turn();
+    cr_assert_eq(answer.times, 1);
+    cr_assert_eq(answer.status, KVB_ERR_CANCELED);
+    cr_assert_eq(store.canceled, 0);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+    /* And the next one is its own. */
+    answer = (struct answer){0};
+    open_calls++;
+    rank->ops->drain(rank->impl, false, sim_in_ms(&sim, 1000), on_done, &answer);
+    turn();
+    cr_assert_eq(answer.status, KVB_OK);
+    engine_end(&engine);
+}
+
 /* ---- regions ---- */
 
 static struct kvt_share *share;
