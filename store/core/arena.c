@@ -3,7 +3,7 @@
 
 #include "base/assert.h"
 
-#define SPARE_MAX 1u /* empty segments kept with their memory */
+#define SPARE_MAX 2u /* empty segments kept with their memory, beside one per size */
 #define NONE      0u /* lists hold segment number + 1 */
 
 struct kvs_segment {
@@ -133,7 +133,10 @@ void kvs_arena_free(struct kvs_arena *arena, uint32_t handle)
     }
     *(uint32_t *)kvs_arena_at(arena, handle) = segment->free;
     segment->free = handle;
-    if (--segment->used > 0) {
+    segment->used--;
+    /* The only one with room for its size stays: leases come and go by the hundred, and giving the
+     * memory back each time would cost more than they do. */
+    if (segment->used > 0 || (segment->prev == NONE && segment->next == NONE)) {
         return;
     }
     list_remove(arena, &arena->room[segment->units], link);

@@ -68,11 +68,11 @@ int main(void)
     static double rate[WAYS][RIG_ROUNDS];
     for (uint32_t round = 0; round < RIG_ROUNDS; round++) {
         for (enum way way = 0; way < WAYS; way++) {
-            uint64_t ns = 0;
+            double ns[BATCHES];
             for (uint32_t i = 0; i < BATCHES; i++) {
-                ns += once_ns(way);
+                ns[i] = (double)once_ns(way);
             }
-            rate[way][round] = (double)BATCHES * BATCH * 1e9 / (double)ns;
+            rate[way][round] = BATCH * 1e9 / rig_quantile(ns, BATCHES, 0.5);
         }
     }
     double mid[WAYS];
