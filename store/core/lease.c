@@ -121,14 +121,9 @@ static uint32_t *owner_list(const struct kvs_core *core, const struct lease *lea
                                      : &session_at(core, lease->owner)->leases;
 }
 
-static uint32_t lease_hash(const struct kvs_core *core, const struct lease *lease)
-{
-    return lease->kind == LEASE_HOLD ? kvs_hash_words(core->seed, lease->object, lease->owner)
-                                     : kvs_hash_words(core->seed, lease->serial, 0);
-}
-
-uint32_t kvs_lease_create(struct kvs_core *core, enum lease_kind kind, uint32_t object,
-                          uint32_t owner, uint64_t deadline_ns, kvb_status_t *status_p)
+static uint32_t lease_create(struct kvs_core *core, enum lease_kind kind, uint32_t object,
+                             uint32_t owner, uint64_t deadline_ns, uint32_t hash,
+                             kvb_status_t *status_p)
 {
     *status_p = KVB_ERR_LIMIT;
     if (core->leases.count >= core->leases_max) {
@@ -149,7 +144,7 @@ uint32_t kvs_lease_create(struct kvs_core *core, enum lease_kind kind, uint32_t 
         .owner = owner,
         .object_next = o->leases,
         .kind = (uint8_t)kind,
-        .deadline_ns = KVB_NEVER,
+        .deadline_ns = deadline_ns,
         .serial = core->next_serial++,
     };
     uint32_t *list = owner_list(core, lease);
@@ -162,11 +157,20 @@ uint32_t kvs_lease_create(struct kvs_core *core, enum lease_kind kind, uint32_t 
         lease_at(core, o->leases)->object_prev = handle;
     }
     o->leases = handle;
-    kvs_table_insert(&core->leases, handle, lease_hash(core, lease));
-    due_set(core, handle, deadline_ns);
+    kvs_table_insert(&core->leases, handle, hash);
+    if (deadline_ns != KVB_NEVER) {
+        due_up(core, core->ndue++, handle);
+    }
     ++*count_of(core, lease);
     *status_p = KVB_OK;
     return handle;
+}
+
+uint32_t kvs_lease_create(struct kvs_core *core, enum lease_kind kind, uint32_t object,
+                          uint32_t owner, uint64_t deadline_ns, kvb_status_t *status_p)
+{
+    uint32_t hash = kvs_hash_words(core->seed, core->next_serial, 0);
+    return lease_create(core, kind, object, owner, deadline_ns, hash, status_p);
 }
 
 void kvs_lease_drop(struct kvs_core *core, uint32_t handle)
@@ -349,9 +353,15 @@ static void hold_end(struct kvs_core *core, uint32_t handle)
     kvs_object_relock(core, object);
 }
 
-static uint32_t hold_find(const struct kvs_core *core, uint32_t object, uint32_t request)
+static uint32_t hold_hash(const struct kvs_core *core, uint32_t object, uint32_t request)
 {
-    kvs_table_each(&core->leases, kvs_hash_words(core->seed, object, request), handle)
+    return kvs_hash_words(core->seed, object, request);
+}
+
+static uint32_t hold_find(const struct kvs_core *core, uint32_t object, uint32_t request,
+                          uint32_t hash)
+{
+    kvs_table_each(&core->leases, hash, handle)
     {
         const struct lease *lease = lease_at(core, handle);
         if (lease->kind == LEASE_HOLD && lease->object == object && lease->owner == request) {
@@ -363,27 +373,30 @@ static uint32_t hold_find(const struct kvs_core *core, uint32_t object, uint32_t
 
 bool kvs_hold_take(struct kvs_core *core, uint32_t object, uint32_t request, uint64_t deadline_ns)
 {
-    uint32_t lease = hold_find(core, object, request);
+    uint32_t hash = hold_hash(core, object, request);
+    uint32_t lease = hold_find(core, object, request, hash);
     if (lease != 0) {
         due_set(core, lease, deadline_ns);
         return true;
     }
     struct holder *holder = holder_at(core, request_at(core, request)->holder);
-    uint64_t bytes = kvs_object_bytes(core, object_at(core, object));
+    struct kvs_plan plan;
+    kvs_object_plan(core, object_at(core, object), &plan);
     kvb_status_t status;
-    if (bytes > core->hold_bytes_max - holder->bytes ||
-        kvs_lease_create(core, LEASE_HOLD, object, request, deadline_ns, &status) == 0) {
+    if (plan.bytes > core->hold_bytes_max - holder->bytes ||
+        lease_create(core, LEASE_HOLD, object, request, deadline_ns, hash, &status) == 0) {
         return false;
     }
-    holder->bytes += bytes;
-    kvs_object_relock(core, object);
+    holder->bytes += plan.bytes;
+    kvs_object_lock(core, object, &plan);
     return true;
 }
 
 void kvs_hold_give(struct kvs_core *core, uint32_t object, struct kvs_core_holder wanted)
 {
     uint32_t request = wanted.instance == 0 ? 0 : request_find(core, wanted);
-    uint32_t lease = request == 0 ? 0 : hold_find(core, object, request);
+    uint32_t lease =
+        request == 0 ? 0 : hold_find(core, object, request, hold_hash(core, object, request));
     if (lease != 0) {
         hold_end(core, lease);
     }

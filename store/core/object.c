@@ -90,6 +90,15 @@ static void set_locked(struct kvs_core *core, struct object *object, bool locked
     count_lock(core, object, &plan, locked);
 }
 
+void kvs_object_lock(struct kvs_core *core, uint32_t handle, const struct kvs_plan *plan)
+{
+    struct object *object = object_at(core, handle);
+    if ((object->flags & OBJECT_LOCKED) == 0) {
+        kvs_space_lock(&core->space, plan, object->pieces, true);
+        count_lock(core, object, plan, true);
+    }
+}
+
 void kvs_object_relock(struct kvs_core *core, uint32_t handle)
 {
     struct object *object = object_at(core, handle);

@@ -287,6 +287,8 @@ void kvs_object_doom(struct kvs_core *core, uint32_t object);
 void kvs_object_free(struct kvs_core *core, uint32_t object);
 /* After a change of leases, pins or state: is it evictable? Keeps every count of that. */
 void kvs_object_relock(struct kvs_core *core, uint32_t object);
+/* The same after a lease was added, for who has the plan at hand. */
+void kvs_object_lock(struct kvs_core *core, uint32_t object, const struct kvs_plan *plan);
 void kvs_object_set_pin(struct kvs_core *core, uint32_t object, enum kvs_pin pin);
 bool kvs_object_same_block(const struct object *a, const struct object *b);
 

@@ -150,26 +150,42 @@ static uint32_t class_above(uint32_t len)
     return class;
 }
 
-/* Adds slots for `rest` bytes. */
-static void plan_slots(struct kvs_plan *plan, uint32_t rest)
+static bool wastes_little(uint32_t taken, uint32_t len)
 {
-    const uint32_t all = rest;
-    uint32_t taken = 0;
-    while (rest > 0) {
-        uint32_t class = class_above(rest);
-        bool last = plan->nslots == KVS_SLOTS_MAX - 1 || all <= class_size[0] ||
-                    (class < KVS_CLASSES && (taken + class_size[class] - all) * 8 <= all);
-        if (last) {
-            kvb_assert(class < KVS_CLASSES);
-        } else {
-            /* The largest that does not exceed the rest. */
-            class = class < KVS_CLASSES && class_size[class] == rest ? class : class - 1;
-        }
-        plan->classes[plan->nslots++] = (uint8_t) class;
-        taken += class_size[class];
-        rest = last ? 0 : rest - class_size[class];
+    return (taken - len) * 8 <= len || len <= class_size[0];
+}
+
+static void plan_slot(struct kvs_plan *plan, uint32_t class)
+{
+    plan->classes[plan->nslots++] = (uint8_t) class;
+    plan->bytes += class_size[class];
+}
+
+/* Adds slots for `len` bytes: the smallest one that holds them, if it wastes little; else the
+ * largest that they fill, and so on with the rest. */
+static void plan_slots(struct kvs_plan *plan, uint32_t len)
+{
+    uint32_t class = class_above(len);
+    if (class < KVS_CLASSES && wastes_little(class_size[class], len)) {
+        plan_slot(plan, class);
+        return;
     }
-    plan->bytes += taken;
+    uint32_t taken = 0;
+    while (plan->nslots < KVS_SLOTS_MAX - 1) {
+        class = class_above(len - taken);
+        if (class < KVS_CLASSES && wastes_little(taken + class_size[class], len)) {
+            break;
+        }
+        class -= class == KVS_CLASSES || class_size[class] > len - taken;
+        plan_slot(plan, class);
+        taken += class_size[class];
+        if (taken == len) {
+            return;
+        }
+    }
+    class = class_above(len - taken);
+    kvb_assert(class < KVS_CLASSES);
+    plan_slot(plan, class);
 }
 
 bool kvs_space_plan(const struct kvs_space *space, uint64_t len, struct kvs_plan *plan_p)
