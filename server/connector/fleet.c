@@ -376,6 +376,9 @@ static void weigh_echoes(struct kvp_instance *instance, struct kvp_lineage_hello
         }
     }
     if (anew) {
+        /* Of a restart the engine says whether its cache is empty; of differing stays nobody can.
+         */
+        hello_p->local_reset_done = hello_p->local_reset_done && kvb_id_none(hello_p->token.id);
         hello_p->token = (struct kvb_token){{0, 0}};
     } else if (!first->fresh) {
         hello_p->token = instance->lineage.token;

@@ -102,6 +102,7 @@ static const struct bracket_edge bracket_edges[KVP_BRACKET_COUNT][KVP_BRACKET_EV
             {
                 [KVP_BEV_START] = B(EXPLICIT, NONE),
                 [KVP_BEV_START_FAILED] = B(NONE, CUT),
+                [KVP_BEV_START_LOST] = B(UNKNOWN, NONE),
                 [KVP_BEV_CALL] = B(EXPLICIT, NONE),
                 [KVP_BEV_CALL_ENDED] = B(EXPLICIT, NONE),
                 [KVP_BEV_CALL_FAILED] = B(EXPLICIT, NONE),

@@ -57,7 +57,8 @@ enum kvp_bracket {
 };
 #define KVP_BRACKET_EVENTS(X)                                                                      \
     X(START)        /* start_weight_update is about to be relayed */                               \
-    X(START_FAILED) /* the engine refused it */                                                    \
+    X(START_FAILED) /* the engine refused it, or never got it */                                   \
+    X(START_LOST)   /* it was not answered */                                                      \
     X(CALL)         /* another call that changes weights is about to be relayed */                 \
     X(CALL_ENDED)   /* it was answered, and the scheduler runs */                                  \
     X(CALL_FAILED)  /* it was answered with an error, and the scheduler runs */                    \

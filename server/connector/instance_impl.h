@@ -57,6 +57,7 @@ struct kvp_op {
     uint32_t pos;
     struct kvp_plan undo;
     bool undoing;
+    enum kvp_step failed; /* the step that is why */
     bool no_return;
     bool cancel;
     bool leaving_begun;
@@ -166,6 +167,8 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step);
 /* The fsm's tags from what the ranks are. done: the plan that brought it about, or NULL. */
 void kvp_instance_refresh_tags(struct kvp_instance *instance, const struct kvp_plan *done);
 void kvp_instance_tell_resident(struct kvp_instance *instance, bool resident);
+/* What a weight update that failed leaves of its bracket. */
+void kvp_step_undo_bracket(struct kvp_op *op);
 void kvp_instance_bracket(struct kvp_instance *instance, enum kvp_bracket_event event);
 
 /* ---- bind.c ---- */

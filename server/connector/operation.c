@@ -172,7 +172,7 @@ static void on_turn_over(struct kvb_timer *timer)
     struct kvp_op *op = kvb_container_of(timer, struct kvp_op, timer);
     struct kvp_instance *instance = op->instance;
     char text[256];
-    if (instance->running != NULL) {
+    if (instance->running != NULL && !instance->running->internal) {
         snprintf(text, sizeof text,
                  "%s is running (step %s) and did not end in time: try again later, or POST "
                  "/resume to cancel a drain",
@@ -524,11 +524,10 @@ static void begin_undo(struct kvp_op *op)
             instance->want[i] = op->before.tags[i].residency;
         }
     }
+    op->failed = op->pos < op->plan.nsteps ? (enum kvp_step)op->plan.steps[op->pos] : KVP_STEP_NONE;
     uint32_t done = op->pos < op->plan.nsteps ? op->pos + 1 : op->plan.nsteps;
     if (kvp_instance_any_unknown(instance)) {
-        if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL) {
-            kvp_instance_bracket(instance, KVP_BEV_CALL_LOST);
-        }
+        kvp_step_undo_bracket(op);
         kvp_plan_reconcile(&op->undo); /* what is so must be asked first */
     } else {
         kvp_plan_undo(&op->plan, done, &op->before, &op->undo);

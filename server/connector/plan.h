@@ -34,7 +34,7 @@ enum kvp_who { KVP_WHO_NOBODY, KVP_WHO_SCHEDULER, KVP_WHO_WORKERS, KVP_WHO_ALL }
     X(CONVERGE, "converge", NOBODY, false, false, 0) /* what the ranks' states leave to be done */ \
     X(SETTLE, "settle", NOBODY, false, false, 0)     /* scheduler as it should be, after that */   \
     X(BEGIN_UPDATE, "begin_update", ALL, false, false, KVP_STEP_UNBEGIN)                           \
-    X(BEGIN_CALL, "begin_update", ALL, false, false, KVP_STEP_UNCALL)                              \
+    X(BEGIN_CALL, "begin_update", ALL, false, false, KVP_STEP_UNBEGIN)                             \
     X(RELAY, "relay", ALL, false, false, 0)                                                        \
     X(RELAY_SOFT, "relay", ALL, true, false, 0) /* the engine may not know the call */             \
     X(END_CALL, "end_update", NOBODY, false, false, 0)                                             \
@@ -47,8 +47,7 @@ enum kvp_who { KVP_WHO_NOBODY, KVP_WHO_SCHEDULER, KVP_WHO_WORKERS, KVP_WHO_ALL }
     X(TENANT, "tenant", NOBODY, true, false, 0)                                                    \
     X(RUN, "resume", SCHEDULER, false, false, 0)                                                   \
     X(UNSTOP, "resume", SCHEDULER, false, false, 0) /* if it ran before */                         \
-    X(UNBEGIN, "end_update", NOBODY, false, false, 0)                                              \
-    X(UNCALL, "end_update", NOBODY, false, false, 0)
+    X(UNBEGIN, "end_update", NOBODY, false, false, 0)
 enum kvp_step {
     KVP_STEP_NONE,
 #define X(name, label, who, soft, noreturn, ...) KVP_STEP_##name,

@@ -673,13 +673,19 @@ static bool begin_unstop(struct kvp_op *op)
     return false;
 }
 
-static void end_call(struct kvp_op *op, bool failed)
+void kvp_step_undo_bracket(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
-    if (op->status == KVB_ERR_TIMEOUT) {
+    bool relayed = op->failed == KVP_STEP_RELAY;
+    bool lost = relayed && op->status == KVB_ERR_TIMEOUT;
+    if (op->plan.steps[0] == KVP_STEP_BEGIN_UPDATE) {
+        kvp_instance_bracket(instance, lost ? KVP_BEV_START_LOST : KVP_BEV_START_FAILED);
+    } else if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL && lost) {
         kvp_instance_bracket(instance, KVP_BEV_CALL_LOST);
-    } else if (instance->fsm.scheduler == KVP_SCHEDULER_RUNNING) {
-        kvp_instance_bracket(instance, failed ? KVP_BEV_CALL_FAILED : KVP_BEV_CALL_ENDED);
+    } else if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL &&
+               (instance->fsm.scheduler == KVP_SCHEDULER_RUNNING ||
+                (!relayed && op->before.bracket == KVP_BRACKET_NONE))) {
+        kvp_instance_bracket(instance, KVP_BEV_CALL_FAILED);
     }
 }
 
@@ -752,15 +758,12 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
     case KVP_STEP_RELAY_SOFT:
         return on_ranks(op, who, ask_relay);
     case KVP_STEP_END_CALL:
-        end_call(op, false);
-        return false;
-    case KVP_STEP_UNCALL:
-        end_call(op, true);
+        if (instance->fsm.scheduler == KVP_SCHEDULER_RUNNING) {
+            kvp_instance_bracket(instance, KVP_BEV_CALL_ENDED);
+        }
         return false;
     case KVP_STEP_UNBEGIN:
-        if (op->status != KVB_ERR_TIMEOUT) {
-            kvp_instance_bracket(instance, KVP_BEV_START_FAILED);
-        }
+        kvp_step_undo_bracket(op);
         return false;
     case KVP_STEP_FINISH:
         if (op->weights_written && instance->fsm.bracket == KVP_BRACKET_NONE) {

@@ -124,6 +124,7 @@ static kvb_status_t do_register(struct fake_call *call)
 
 static void do_unregister(struct fake_call *call)
 {
+    kvb_assert(!call->rank->rank.stay->open); /* closed before its memory goes */
     for (uint32_t i = 0; i < call->ntags; i++) {
         struct fake_tag *tag = tag_of(call->rank, call->tags[i]);
         if (tag != NULL) {
@@ -281,6 +282,8 @@ static bool effect(struct fake_call *call)
     case KVB_LINK_REGISTER_REGION:
         if (call->register_) {
             call->status = do_register(call);
+        } else if (rank->refuses_unregister) {
+            call->status = KVB_ERR_TIMEOUT;
         } else {
             do_unregister(call);
         }

@@ -45,6 +45,7 @@ struct fake_rank {
     uint32_t transfers; /* running puts and gets */
     struct kvb_list calls;
     bool dying;
+    bool refuses_unregister;
     bool refuses_release; /* answers every RELEASE that would free memory with an error */
     struct kvb_event gone;
     uint64_t stays; /* stay_changed calls */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "instance_fixture.h"
 
+#include "base/faults.h"
+
 #include <criterion/criterion.h>
 
 Test(instance, an_engine_attaches_opens_and_serves)
@@ -503,8 +505,8 @@ Test(instance, an_implicit_bracket_is_judged_once_when_it_closes)
     cr_assert_not(world_view(&w).open);
     OK(&w, "update v=1");
     cr_assert_str_eq(world_view(&w).weights_name, "");
-    OK(&w, "resume");
-    cr_assert_str_eq(world_view(&w).weights_name, "1");
+    struct told *resume = world_do(&w, "resume");
+    cr_assert_str_eq(resume->view.weights_name, "1"); /* before it is answered */
     cr_assert(world_view(&w).open);
     /* running: at its own end */
     OK(&w, "update v=2");
@@ -802,11 +804,14 @@ Test(instance, a_hello_that_does_not_fit_is_refused_with_what_to_change)
     world_open(&w, 1, true);
     struct kvb_link_hello good = w.engine.hello;
     good.roles = KVB_ROLE_SCHEDULER | KVB_ROLE_WORKER;
-    for (int way = 0; way < 7; way++) {
+    for (int way = 0; way < 8; way++) {
         struct kvb_link_hello hello = good;
         switch (way) {
         case 0:
             break; /* attached already */
+        case 7:
+            hello.roles = KVB_ROLE_SCHEDULER;
+            break;
         case 1:
             hello.world_size = hello.local_world_size = 2;
             break;
@@ -853,3 +858,235 @@ Test(instance, every_open_request_is_answered_when_the_daemon_ends)
     (void)beside;
     (void)refused;
 }
+
+/* ---- in lockstep, without versions ---- */
+
+Test(instance, unversioned_instances_share_each_step_after_a_tenant_reset_and_no_two_steps)
+{
+    struct world w;
+    world_open_fleet(&w, true, "finish");
+    fake_engine_init(&w.engine, &w.sim, w.fleet, "a", 1);
+    w.engine.fingerprints = false;
+    fake_engine_attach(&w.engine);
+    fake_engine_init(&w.other, &w.sim, w.fleet, "b", 1);
+    w.other.fingerprints = false;
+    w.has_other = true;
+    fake_engine_attach(&w.other);
+    sim_settle(&w.sim);
+    OK(&w, "tenant");
+    struct kvb_lineage last = {{0, 0}};
+    for (int step = 0; step < 4; step++) {
+        for (int i = 0; i < 2; i++) {
+            const char *who = i == 0 ? "a" : "b";
+            world_await(&w, world_start_on(&w, who, "start"));
+            world_await(&w, world_start_on(&w, who, "update"));
+            world_await(&w, world_start_on(&w, who, "finish"));
+            if (i == 0) { /* not what the other still holds of the step before */
+                struct kvp_view b;
+                cr_assert(kvp_fleet_view(w.fleet, "b", &b));
+                cr_assert_not(kvb_lineage_equal(world_view(&w).lineage, b.lineage));
+            }
+        }
+        struct kvp_view b;
+        cr_assert(kvp_fleet_view(w.fleet, "b", &b));
+        cr_assert(kvb_lineage_equal(world_view(&w).lineage, b.lineage), "step %d", step);
+        cr_assert_not(kvb_lineage_equal(world_view(&w).lineage, last), "step %d", step);
+        cr_assert(b.open);
+        last = b.lineage;
+    }
+    /* one that restarts is private until the next tenant reset */
+    fake_engine_restart(&w.other);
+    fake_engine_attach(&w.other);
+    sim_settle(&w.sim);
+    for (int i = 0; i < 2; i++) {
+        const char *who = i == 0 ? "a" : "b";
+        world_await(&w, world_start_on(&w, who, "start"));
+        world_await(&w, world_start_on(&w, who, "finish"));
+    }
+    struct kvp_view b;
+    cr_assert(kvp_fleet_view(w.fleet, "b", &b));
+    cr_assert_str_eq(b.weights_name, "");
+    cr_assert_neq(world_view(&w).weights_name[0], '\0');
+    OK(&w, "tenant");
+    for (int i = 0; i < 2; i++) {
+        const char *who = i == 0 ? "a" : "b";
+        world_await(&w, world_start_on(&w, who, "start"));
+        world_await(&w, world_start_on(&w, who, "finish"));
+    }
+    cr_assert(kvp_fleet_view(w.fleet, "b", &b));
+    cr_assert(kvb_lineage_equal(world_view(&w).lineage, b.lineage));
+    world_close(&w);
+}
+
+Test(instance, while_a_rank_does_not_answer_nothing_is_begun_and_who_waits_is_told)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.mute = true;
+    struct told *sleep = world_do(&w, "sleep 1 wait");
+    cr_assert_eq(sleep->status, KVB_ERR_TIMEOUT);
+    cr_assert_not(world_view(&w).ready);
+    struct told *next = world_do(&w, "pause");
+    cr_assert_eq(next->status, KVB_ERR_BUSY);
+    cr_assert(strstr(next->message, "does not answer") != NULL, "%s", next->message);
+    w.engine.mute = false;
+    sim_advance(&w.sim, 30000);
+    cr_assert(world_view(&w).ready, "%s", world_view(&w).not_ready);
+    OK(&w, "sleep 1");
+    OK(&w, "wake");
+    cr_assert(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, ranks_that_echo_different_stays_have_left)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    struct kvb_token before = w.engine.ranks[0].lineage.token;
+    fake_engine_drop_link(&w.engine);
+    sim_settle(&w.sim);
+    w.engine.ranks[1].lineage.token.id.lo ^= 1;
+    uint64_t resets = w.engine.resets;
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    cr_assert_not(kvb_token_equal(w.engine.ranks[0].lineage.token, before));
+    cr_assert_eq(w.engine.resets, resets + 1); /* what its cache holds is of nobody knows when */
+    cr_assert(fake_engine_open(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, an_unregister_that_fails_leaves_everything_registered_and_serving)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    uint64_t generation = w.engine.ranks[0].tags[0].generation;
+    w.engine.ranks[0].refuses_unregister = w.engine.ranks[1].refuses_unregister = true;
+    FAILS(&w, "sleep 1", KVB_ERR_TIMEOUT);
+    cr_assert(fake_engine_serves(&w.engine));
+    cr_assert(world_view(&w).ready);
+    /* nothing was undone, so nothing need be handed over anew */
+    cr_assert_eq(w.engine.ranks[0].tags[0].generation, generation);
+    world_close(&w);
+}
+
+Test(instance, nothing_is_answered_or_relayed_before_the_leaving_is_acknowledged)
+{
+    static const char *const words[] = {"pause clear", "sleep 1", "reset external", "start",
+                                        "update"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        struct world w;
+        world_open(&w, 1, true);
+        w.engine.fault = FAKE_SILENT;
+        w.engine.fault_at = w.engine.ncalls + (i < 2 ? 3 : 1); /* LINEAGE */
+        struct told *told = world_do(&w, words[i]);
+        cr_assert_neq(told->status, KVB_OK, "%s", words[i]);
+        cr_assert_str_eq(w.engine.last_method, "");
+        sim_advance(&w.sim, 100000);
+        cr_assert(fake_engine_serves(&w.engine), "%s", words[i]);
+        cr_assert(fake_engine_open(&w.engine), "%s", words[i]); /* sent again by itself */
+        world_close(&w);
+    }
+}
+
+Test(instance, a_start_that_was_not_answered_is_relayed_again_when_repeated)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.fault = FAKE_SILENT;
+    w.engine.fault_at = w.engine.ncalls + 2; /* RELAY */
+    FAILS(&w, "start", KVB_ERR_TIMEOUT);
+    sim_advance(&w.sim, 10000);
+    cr_assert_not(world_view(&w).weight_change_running); /* the engine says so */
+    cr_assert(fake_engine_open(&w.engine));
+    OK(&w, "start");
+    cr_assert(w.engine.update);
+    OK(&w, "finish");
+    w.engine.fault = FAKE_LATE;
+    w.engine.fault_at = w.engine.ncalls + 2;
+    FAILS(&w, "start", KVB_ERR_TIMEOUT);
+    sim_advance(&w.sim, 10000);
+    cr_assert(world_view(&w).weight_change_running); /* it did begin */
+    cr_assert_not(world_view(&w).open);
+    OK(&w, "start");
+    OK(&w, "finish");
+    cr_assert(fake_engine_open(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, a_reset_is_not_joined_any_more_once_its_leaving_has_begun)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct told *first = world_start(&w, "reset external");
+    struct told *same = world_start(&w, "reset external");
+    cr_assert_eq(first->operation_id, same->operation_id);
+    (void)sim_turn(&w.sim);
+    cr_assert_str_eq(world_view(&w).step, "leave");
+    struct told *later = world_start(&w, "reset external");
+    cr_assert_neq(first->operation_id, later->operation_id);
+    struct kvb_token token = w.engine.ranks[0].rank.stay->token;
+    world_await(&w, first);
+    world_await(&w, later);
+    cr_assert_eq(later->status, KVB_OK);
+    cr_assert_not(kvb_token_equal(token, w.engine.ranks[0].rank.stay->token));
+    world_close(&w);
+}
+
+Test(instance, an_operation_that_is_being_undone_is_not_joined)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.fault = FAKE_ERROR;
+    w.engine.fault_at = w.engine.ncalls + 4; /* RESET_LOCAL */
+    struct told *first = world_start(&w, "sleep 1");
+    for (int turn = 0; turn < 100 && strcmp(world_view(&w).step, "resume") != 0; turn++) {
+        (void)sim_turn(&w.sim);
+    }
+    cr_assert_eq(first->times, 0);
+    struct told *second = world_start(&w, "sleep 1");
+    cr_assert_neq(first->operation_id, second->operation_id);
+    world_await(&w, second);
+    cr_assert_eq(first->status, KVB_ERR_INTERNAL);
+    cr_assert_eq(second->status, KVB_OK, "%s", second->message);
+    world_close(&w);
+}
+
+Test(instance, an_engine_that_dies_between_two_tries_is_no_success)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.ranks[0].refuses_release = true;
+    struct told *sleep = world_start(&w, "sleep 1");
+    sim_advance(&w.sim, 500); /* waits for its second try */
+    cr_assert_eq(sleep->times, 0);
+    w.engine.ranks[0].refuses_release = false;
+    fake_engine_restart(&w.engine);
+    world_await(&w, sleep);
+    cr_assert_eq(sleep->status, KVB_ERR_DISCONNECTED);
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    cr_assert(world_view(&w).ready, "%s", world_view(&w).not_ready);
+    world_close(&w);
+}
+
+#ifdef KVB_FAULTS
+Test(instance, the_fault_switch_leaves_nothing_at_reset_sleep_and_update)
+{
+    kvb_status_t status = kvb_fault_choose("lineage-kept");
+    cr_assert_eq(status, KVB_OK);
+    static const char *const words[][2] = {
+        {"reset external", "resume"}, {"sleep 2", "wake"}, {"update", "resume"},
+        {"pause clear", "resume"},    {"release", "wake"},
+    };
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        struct world w;
+        world_open(&w, 1, true);
+        struct kvb_lineage before = world_view(&w).lineage;
+        OK(&w, words[i][0]);
+        OK(&w, words[i][1]);
+        cr_assert(kvb_lineage_equal(world_view(&w).lineage, before), "%s", words[i][0]);
+        cr_assert(fake_engine_open(&w.engine), "%s", words[i][0]);
+        world_close(&w);
+    }
+}
+#endif

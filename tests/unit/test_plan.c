@@ -202,6 +202,11 @@ Test(plan, unknown_empty_and_idle_tags_wake_nothing)
     odd.ntags = 1;
     strcpy(odd.tags[0], "scheduling");
     cr_assert(plan_of(&asleep, &odd).nothing_to_do);
+    asleep.stopped_by |= KVP_STOPPED_BY_SLEEP0; /* but it ends the level 0 of a deeper sleep */
+    plan = plan_of(&asleep, &odd);
+    cr_assert_not(plan.nothing_to_do);
+    cr_assert_eq(plan.lift, KVP_STOPPED_BY_SLEEP0);
+    STEPS(plan, "NAME");
 }
 
 Test(plan, release_needs_a_completed_pause_or_an_idle_instance)
