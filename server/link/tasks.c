@@ -107,14 +107,21 @@ static kvb_status_t judge(const struct kvp_link_rank *rank, enum kvp_task_kind k
     return KVB_OK;
 }
 
+/* Once more, of a task that was let in. */
+static kvb_status_t judge_again(const struct kvp_link_rank *rank, enum kvp_task_kind kind,
+                                struct kvb_token token)
+{
+    if (kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED) && rank->connected) {
+        return KVB_OK;
+    }
+    return judge(rank, kind, token);
+}
+
 /* At the end: what was begun in this stay still counts, if it is the same stay. */
 static kvb_status_t judge_end(const struct kvp_link_rank *rank, enum kvp_task_kind kind,
                               struct kvb_token token)
 {
-    if (kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED)) {
-        return KVB_OK;
-    }
-    kvb_status_t status = judge(rank, kind, token);
+    kvb_status_t status = judge_again(rank, kind, token);
     /* A put that ends while closed, in the stay it began in, is where it belongs. */
     return status == KVB_ERR_CLOSED && kind == KVP_TASK_PUT ? KVB_OK : status;
 }
@@ -447,7 +454,7 @@ static kvb_status_t begin(struct kvp_task *task)
     struct kvp_link_rank *rank = task->rank;
     const struct kvp_link_config *config = &rank->owner->config;
     uint64_t now_ns = kvb_now_ns(rank->sched->clock);
-    kvb_status_t status = judge(rank, task->kind, task->token);
+    kvb_status_t status = judge_again(rank, task->kind, task->token);
     if (status == KVB_OK && now_ns - task->since_ns > config->transfer_ms * KVB_NS_PER_MS) {
         status = KVB_ERR_TIMEOUT; /* the time it waited counts */
     }
@@ -593,7 +600,7 @@ void kvp_tasks_stay_changed(struct kvp_link_rank *rank)
         kvb_list_each(&rank->queues[kind].queued, link)
         {
             struct kvp_task *task = kvb_container_of(link, struct kvp_task, link);
-            kvb_status_t status = judge(rank, kind, task->token);
+            kvb_status_t status = judge_again(rank, kind, task->token);
             if (status != KVB_OK) {
                 finish(task, status);
             }
