@@ -318,8 +318,7 @@ int kve_engine_main(int argc, char **argv)
     if (settings.trace_path != NULL) {
         status = kve_trace_load(settings.trace_path, settings.requests, &trace, &error);
         if (status != KVB_OK) {
-            fprintf(stderr, "kvplane engine: %s:%zu: %s\n", settings.trace_path, error.line,
-                    error.text);
+            kve_trace_tell("kvplane engine", settings.trace_path, &error);
             return 2;
         }
     } else {

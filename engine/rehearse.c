@@ -290,7 +290,7 @@ static kvb_status_t load_trace(struct kve_rehearsal *r)
     }
     status = kve_trace_load(r->trace_path, r->requests, &r->trace, &error);
     if (status != KVB_OK) {
-        fprintf(stderr, "kvplane rehearse: %s:%zu: %s\n", r->trace_path, error.line, error.text);
+        kve_trace_tell("kvplane rehearse", r->trace_path, &error);
         return status;
     }
     if (r->trace.nrequests < r->requests) {

@@ -78,6 +78,9 @@ static bool await(struct kve_rehearsal *r, struct kve_side *side, const char *co
     kvb_status_t status =
         kve_child_await(&side->child, names, id, RUN_MS, &kve_rehearse_stop, event_p);
 
+    if (status == KVB_ERR_CANCELED) {
+        return kve_rehearse_fail(r, "interrupted");
+    }
     if (status != KVB_OK) {
         return kve_rehearse_fail(r, "engine %s: waiting for %s: %s", side->instance, names[0],
                                  kvb_status_text(status));

@@ -257,6 +257,16 @@ kvb_status_t kve_trace_load(const char *path, uint32_t max, struct kve_trace *tr
     return KVB_OK;
 }
 
+void kve_trace_tell(const char *program, const char *path, const struct kve_trace_error *error)
+{
+    char line[24] = "";
+
+    if (error->line != 0) {
+        snprintf(line, sizeof line, ":%zu", error->line);
+    }
+    fprintf(stderr, "%s: %s%s: %s\n", program, path, line, error->text);
+}
+
 /* What the generated traces look like; the proportions are those of published chat traces. */
 enum {
     GENERATED_BLOCKS_MAX = 128,

@@ -64,6 +64,8 @@ struct kve_trace {
 /* The first `max` requests of a file. INVALID also for a file without any. */
 KVB_MUST_USE kvb_status_t kve_trace_load(const char *path, uint32_t max, struct kve_trace *trace_p,
                                          struct kve_trace_error *error);
+/* "PROGRAM: PATH:LINE: TEXT" to stderr. */
+void kve_trace_tell(const char *program, const char *path, const struct kve_trace_error *error);
 
 /*
  * A trace of the same shape out of nothing but a seed: every prompt begins with one common block,
