@@ -588,6 +588,12 @@ static void note_soft(struct kvp_op *op)
     if (op->status == KVB_OK) {
         op->status = op->step_status;
     }
+    if (op->step_status == KVB_ERR_BUSY) {
+        kvp_op_say(op,
+                   "%u blocks are held by requests: repeat when they have ended, or with "
+                   "reset_running_requests=true",
+                   op->blocks_held);
+    }
     kvp_op_say(op, "%s: %s", kvp_step_info(step)->label, kvb_status_text(op->step_status));
 }
 

@@ -227,6 +227,39 @@ static void learn_memory(const struct step_call *call, struct kvp_session_of *se
     }
 }
 
+/* Drain, unregister and register are the daemon's own: how they end says nothing of the engine. */
+static bool asks_engine(const struct step_call *call)
+{
+    return call->type != KVB_LINK_EVENT && call->type != KVB_LINK_REGISTER_REGION;
+}
+
+static void say_why(struct kvp_op *op, const struct step_call *call, kvb_status_t status)
+{
+    const struct kvb_load *load = &op->instance->load;
+    uint32_t rank = call->rank->index;
+    const char *label = kvb_link_info((uint16_t)call->type)->label;
+    if (status == KVB_ERR_DISCONNECTED) {
+        kvp_op_say(op, "rank %u of the engine went away: repeat when it has attached again", rank);
+    } else if (status == KVB_ERR_TIMEOUT && call->type == KVB_LINK_PAUSE) {
+        kvp_op_say(op,
+                   "the engine was not idle within the drain bound (%u running, %u loading): "
+                   "repeat when it is, or with mode=abort",
+                   load->running, load->loading);
+    } else if (status == KVB_ERR_TIMEOUT && call->type == KVB_LINK_EVENT) {
+        kvp_op_say(op,
+                   "puts and gets of rank %u did not end within the drain bound: repeat later, or "
+                   "with mode=abort",
+                   rank);
+    } else if (status == KVB_ERR_TIMEOUT && asks_engine(call)) {
+        kvp_op_say(op, "rank %u did not answer %s within its bound: repeat when it does", rank,
+                   label);
+    } else if (asks_engine(call) && status != KVB_ERR_CANCELED &&
+               call->type != KVB_LINK_RESET_LOCAL) {
+        kvp_op_say(op, "rank %u answered %s with \"%s\": see its log, then repeat", rank, label,
+                   kvb_status_label(status));
+    }
+}
+
 static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply *reply)
 {
     struct step_call *call = arg;
@@ -234,7 +267,7 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
     struct kvp_instance *instance = call->instance;
     struct kvp_session_of *session = session_of(instance, call->rank);
     if (session != NULL) {
-        if (status == KVB_ERR_TIMEOUT) {
+        if (status == KVB_ERR_TIMEOUT && asks_engine(call)) {
             session->unknown = true;
             kvp_instance_schedule_reconcile(instance);
         }
@@ -284,21 +317,7 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
     }
     if (status != KVB_OK && op->step_status == KVB_OK) {
         op->step_status = status;
-        if (call->type == KVB_LINK_RESET_LOCAL && status == KVB_ERR_BUSY) {
-            kvp_op_say(op,
-                       "%u blocks are held by requests: try again when they have ended, or with "
-                       "reset_running_requests=true",
-                       op->blocks_held);
-        } else if (status == KVB_ERR_TIMEOUT) {
-            kvp_op_say(op, "rank %u did not answer %s within its bound", call->rank->index,
-                       kvb_link_info((uint16_t)call->type)->label);
-        } else if (status == KVB_ERR_DISCONNECTED) {
-            kvp_op_say(op, "rank %u of the engine went away", call->rank->index);
-        } else if (status != KVB_ERR_CANCELED && call->type != KVB_LINK_EVENT &&
-                   call->type != KVB_LINK_REGISTER_REGION && call->type != KVB_LINK_RESET_LOCAL) {
-            kvp_op_say(op, "rank %u answered %s with \"%s\"", call->rank->index,
-                       kvb_link_info((uint16_t)call->type)->label, kvb_status_label(status));
-        }
+        say_why(op, call, status);
     }
     free(call);
     if (--op->left == 0) {
