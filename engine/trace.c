@@ -288,7 +288,7 @@ static kvb_status_t generate_one(uint64_t *state, const struct kve_trace *trace,
                                  struct kve_trace_request *request)
 {
     const struct kve_trace_request *earlier = NULL;
-    uint32_t kept = 1, fresh;
+    uint32_t kept = 1, fresh = 0;
 
     if (trace->nrequests > 0 && draw(state, 100) < GENERATED_TURN_PERCENT) {
         uint32_t recent = trace->nrequests < GENERATED_RECENT ? trace->nrequests : GENERATED_RECENT;

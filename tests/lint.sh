@@ -19,12 +19,16 @@ for file in "${sources[@]}"; do
     head -n 1 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || note "$file: no SPDX line"
 done
 for header in "${headers[@]}"; do
-    gcc -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -fsyntax-only -I"$(dirname "$header")" "${includes[@]}" \
+    # What a test double stands in for is private to its layer.
+    private=()
+    case $header in tests/lib/*) private=(-iquote transport -iquote store/node) ;; esac
+    gcc -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -fsyntax-only -iquote "$(dirname "$header")" "${private[@]}" "${includes[@]}" \
         -x c "$header" || note "$header does not compile alone"
 done
 shellcheck dev .ci/run "${scripts[@]}" || note "shellcheck"
+# ctuuninitvar: takes an output argument for an input. signConversion: +1 and -1 on unsigned counters are meant.
 cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --enable=warning,portability \
-    --suppress=missingIncludeSystem --suppress=nullPointerArithmeticRedundantCheck "${includes[@]}" \
+    --suppress=ctuuninitvar --suppress=signConversion "${includes[@]}" \
     "${program[@]}" || note "cppcheck"
 git grep -nE '\b(TODO|FIXME|XXX)\b' -- '*.c' '*.h' && note "a TODO without an issue"
 [ "$bad" -eq 0 ] && echo "lint: ok"

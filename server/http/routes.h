@@ -15,38 +15,40 @@
  *   role:  what a token must allow: READ or ADMIN (probes need none)
  *   operation: the operation id of openapi.yaml
  */
-#define KVP_ROUTES(X)                                                                              \
-    /*  method  path                                  operation                    role   where */ \
-    X(GET, "/health", health, READ, PROBE)                                                         \
-    X(GET, "/livez", livez, READ, PROBE)                                                           \
-    X(GET, "/readyz", readyz, READ, PROBE)                                                         \
-    X(GET, "/startupz", startupz, READ, PROBE)                                                     \
-    X(GET, "/metrics", metrics, READ, PROBE)                                                       \
-    X(GET, "/version", version, READ, PROBE)                                                       \
-    X(GET, "/openapi.yaml", openapi, READ, PROBE)                                                  \
-    X(GET, "/is_paused", is_paused, READ, PROBE)                                                   \
-    X(GET, "/is_sleeping", is_sleeping, READ, PROBE)                                               \
-    X(POST, "/pause", pause, ADMIN, CONTROL)                                                       \
-    X(POST, "/resume", resume, ADMIN, CONTROL)                                                     \
-    X(POST, "/sleep", sleep, ADMIN, CONTROL)                                                       \
-    X(POST, "/wake_up", wake_up, ADMIN, CONTROL)                                                   \
-    X(POST, "/release_kv_cache_memory", release_kv_cache_memory, ADMIN, CONTROL)                   \
-    X(POST, "/reset_prefix_cache", reset_prefix_cache, ADMIN, CONTROL)                             \
-    X(POST, "/init_weight_transfer_engine", init_weight_transfer_engine, ADMIN, CONTROL)           \
-    X(POST, "/start_weight_update", start_weight_update, ADMIN, CONTROL)                           \
-    X(POST, "/update_weights", update_weights, ADMIN, CONTROL)                                     \
-    X(POST, "/finish_weight_update", finish_weight_update, ADMIN, CONTROL)                         \
-    X(POST, "/update_weight_version", update_weight_version, ADMIN, CONTROL)                       \
-    X(GET, "/weight_info", weight_info, READ, CONTROL)                                             \
-    X(POST, "/collective_rpc", collective_rpc, ADMIN, CONTROL)                                     \
-    X(GET, "/get_world_size", get_world_size, READ, CONTROL)                                       \
-    X(GET, "/v1/kvplane/instances", list_instances, READ, CONTROL)                                 \
-    X(GET, "/v1/kvplane/instances/{name}", get_instance, READ, CONTROL)                            \
-    X(GET, "/v1/kvplane/operations", list_operations, READ, CONTROL)                               \
-    X(GET, "/v1/kvplane/operations/{id}", get_operation, READ, CONTROL)                            \
-    X(GET, "/v1/kvplane/tenants", list_tenants, READ, CONTROL)                                     \
-    X(GET, "/v1/kvplane/tenants/{name}", get_tenant, READ, CONTROL)                                \
-    X(POST, "/v1/kvplane/tenants/{name}/reset", reset_tenant, ADMIN, CONTROL)
+/* clang-format off */
+#define KVP_ROUTES(X) \
+    /*  method path                              operation                    role   where */ \
+    X(GET,  "/health",                           health,                      READ,  PROBE) \
+    X(GET,  "/livez",                            livez,                       READ,  PROBE) \
+    X(GET,  "/readyz",                           readyz,                      READ,  PROBE) \
+    X(GET,  "/startupz",                         startupz,                    READ,  PROBE) \
+    X(GET,  "/metrics",                          metrics,                     READ,  PROBE) \
+    X(GET,  "/version",                          version,                     READ,  PROBE) \
+    X(GET,  "/openapi.yaml",                     openapi,                     READ,  PROBE) \
+    X(GET,  "/is_paused",                        is_paused,                   READ,  PROBE) \
+    X(GET,  "/is_sleeping",                      is_sleeping,                 READ,  PROBE) \
+    X(POST, "/pause",                            pause,                       ADMIN, CONTROL) \
+    X(POST, "/resume",                           resume,                      ADMIN, CONTROL) \
+    X(POST, "/sleep",                            sleep,                       ADMIN, CONTROL) \
+    X(POST, "/wake_up",                          wake_up,                     ADMIN, CONTROL) \
+    X(POST, "/release_kv_cache_memory",          release_kv_cache_memory,     ADMIN, CONTROL) \
+    X(POST, "/reset_prefix_cache",               reset_prefix_cache,          ADMIN, CONTROL) \
+    X(POST, "/init_weight_transfer_engine",      init_weight_transfer_engine, ADMIN, CONTROL) \
+    X(POST, "/start_weight_update",              start_weight_update,         ADMIN, CONTROL) \
+    X(POST, "/update_weights",                   update_weights,              ADMIN, CONTROL) \
+    X(POST, "/finish_weight_update",             finish_weight_update,        ADMIN, CONTROL) \
+    X(POST, "/update_weight_version",            update_weight_version,       ADMIN, CONTROL) \
+    X(GET,  "/weight_info",                      weight_info,                 READ,  CONTROL) \
+    X(POST, "/collective_rpc",                   collective_rpc,              ADMIN, CONTROL) \
+    X(GET,  "/get_world_size",                   get_world_size,              READ,  CONTROL) \
+    X(GET,  "/v1/kvplane/instances",             list_instances,              READ,  CONTROL) \
+    X(GET,  "/v1/kvplane/instances/{name}",      get_instance,                READ,  CONTROL) \
+    X(GET,  "/v1/kvplane/operations",            list_operations,             READ,  CONTROL) \
+    X(GET,  "/v1/kvplane/operations/{id}",       get_operation,               READ,  CONTROL) \
+    X(GET,  "/v1/kvplane/tenants",               list_tenants,                READ,  CONTROL) \
+    X(GET,  "/v1/kvplane/tenants/{name}",        get_tenant,                  READ,  CONTROL) \
+    X(POST, "/v1/kvplane/tenants/{name}/reset",  reset_tenant,                ADMIN, CONTROL)
+/* clang-format on */
 
 enum kvp_method { KVP_GET, KVP_POST };
 enum kvp_role_needed { KVP_ROLE_READ, KVP_ROLE_ADMIN };

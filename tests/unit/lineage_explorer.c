@@ -36,8 +36,10 @@ static const uint8_t PRE[2] = {64, 128};
     X(req)                                                                                         \
     X(upd)                                                                                         \
     X(slp)                                                                                         \
-    X(rst) X(pau) X(ten) X(real) X(ce) X(cd) X(part) X(give) X(lease) X(tmo) X(early) X(relink)    \
-        X(opt) X(cut) X(step2)
+    X(rst)                                                                                         \
+    X(pau)                                                                                         \
+    X(ten)                                                                                         \
+    X(real) X(ce) X(cd) X(part) X(give) X(lease) X(tmo) X(early) X(relink) X(opt) X(cut) X(step2)
 enum budget {
 #define X(name) B_##name,
     BUDGETS(X)
@@ -1227,10 +1229,19 @@ static bool known_id(const struct renaming *r, uint64_t id)
     X(0, attached)                                                                                 \
     X(0, local_reset_done)                                                                         \
     X(0, reset_owned)                                                                              \
-    X(0, reset_refused) X(0, update) X(0, resident) X(0, echoed) X(0, want_join) X(1, proven)      \
-        X(1, changed) X(1, vouched) X(1, stopped) X(1, opted_out) X(1, fingerprint_failed)         \
-            X(1, reachable) X(1, retire_name) X(2, tracks) X(2, fingerprints) X(2, coordinator)    \
-                X(2, written_since_step)
+    X(0, reset_refused)                                                                            \
+    X(0, update)                                                                                   \
+    X(0, resident)                                                                                 \
+    X(0, echoed)                                                                                   \
+    X(0, want_join)                                                                                \
+    X(1, proven)                                                                                   \
+    X(1, changed)                                                                                  \
+    X(1, vouched)                                                                                  \
+    X(1, stopped)                                                                                  \
+    X(1, opted_out)                                                                                \
+    X(1, fingerprint_failed)                                                                       \
+    X(1, reachable)                                                                                \
+    X(1, retire_name) X(2, tracks) X(2, fingerprints) X(2, coordinator) X(2, written_since_step)
 
 static void pack_lineage(const struct kvp_lineage *l, struct packed_lineage *p, struct renaming *r,
                          uint8_t asks[6])

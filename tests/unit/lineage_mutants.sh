@@ -5,6 +5,7 @@
 # replaced, and what replaces it.
 #
 # usage: lineage_mutants.sh SOURCE_DIR CC XXHASH_LIBS   (exit 1: a mutant survived, or no longer applies)
+# shellcheck disable=SC2086 # flags and libraries are lists of words
 set -u
 src=$1
 cc=$2
