@@ -266,6 +266,8 @@ struct kvplane_entry {
 struct kvplane_key {
     const void *key;
     size_t len;
+    const void *placement; /* as in the block's put; NULL: the key itself */
+    size_t placement_len;
 };
 struct kvplane_keys {
     uint32_t group;

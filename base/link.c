@@ -304,19 +304,21 @@ void kvb_link_lookup_pack(struct kvb_writer *out, const struct kvb_link_lookup *
         kvb_put_u32(out, group->group);
         kvb_put_u32(out, group->nkeys);
         for (uint32_t k = 0; k < group->nkeys; k++) {
-            kvb_put_span(out, group->keys[k]);
+            kvb_put_span(out, group->keys[k].key);
+            kvb_put_span(out, group->keys[k].placement);
         }
     }
 }
 
 /* A message has one array of keys (slices), which its groups (entries) share: no allocation per
  * group, and its size is bounded by the payload, not by what the payload claims. */
-#define KEY_WIRE_MIN   5  /* length, one byte */
+#define KEY_WIRE_MIN   9  /* length, one byte, length of the placement key */
 #define GROUP_WIRE_MIN 8  /* group, count */
 #define SLICE_WIRE     20 /* region, offset, length */
-#define ENTRY_WIRE_MIN (KEY_WIRE_MIN + 4 + 4 + 4 + 16 + 4 + SLICE_WIRE)
+#define ENTRY_WIRE_MIN (KEY_WIRE_MIN + 4 + 4 + 16 + 4 + SLICE_WIRE)
 
-static void get_groups(struct kvb_reader *in, struct kvb_link_lookup *msg, struct kvb_span *keys)
+static void get_groups(struct kvb_reader *in, struct kvb_link_lookup *msg,
+                       struct kvb_link_key *keys)
 {
     for (uint32_t i = 0; i < msg->ngroups; i++) {
         struct kvb_link_group *group = &msg->groups[i];
@@ -325,7 +327,9 @@ static void get_groups(struct kvb_reader *in, struct kvb_link_lookup *msg, struc
         require(in, group->group < KVB_GROUPS_MAX);
         group->nkeys = kvb_get_count(in, KVB_ENTRIES_MAX, KEY_WIRE_MIN);
         for (uint32_t k = 0; k < group->nkeys && in->status == KVB_OK; k++) {
-            *keys++ = get_key(in);
+            keys->key = get_key(in);
+            keys->placement = kvb_get_span(in, KVB_KEY_MAX);
+            keys++;
         }
     }
 }
@@ -342,7 +346,7 @@ kvb_status_t kvb_link_lookup_unpack(struct kvb_span payload, struct kvb_link_loo
     if (in.status != KVB_OK) {
         return in.status;
     }
-    struct kvb_span *keys = calloc((size_t)(in.end - in.at) / KEY_WIRE_MIN + 1, sizeof *keys);
+    struct kvb_link_key *keys = calloc((size_t)(in.end - in.at) / KEY_WIRE_MIN + 1, sizeof *keys);
     if (keys == NULL) {
         return KVB_ERR_NO_MEMORY;
     }

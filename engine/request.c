@@ -346,6 +346,12 @@ static void on_get(void *arg, const int *results, size_t n)
     }
 }
 
+/* Consecutive blocks of a prefix lie together: they are placed by the first of their group. */
+static uint32_t leader_of(uint32_t i)
+{
+    return i / PLACEMENT_BLOCKS * PLACEMENT_BLOCKS;
+}
+
 /* Fills the engine's scratch with the entries of slots [from, from + n) that `wanted` says. */
 static size_t fill_entries(struct kve_request *request, uint32_t from, uint32_t n,
                            uint32_t wanted_from)
@@ -356,9 +362,10 @@ static size_t fill_entries(struct kve_request *request, uint32_t from, uint32_t 
     for (uint32_t i = 0; i < request->trace->nblocks; i++) {
         engine->keys[i].key = engine->key_text[i];
         engine->keys[i].len = key_text(key_of(request, i), engine->key_text[i]);
+        engine->keys[i].placement = engine->keys[leader_of(i)].key;
+        engine->keys[i].placement_len = engine->keys[leader_of(i)].len;
     }
     for (uint32_t i = from; i < from + n; i++) {
-        uint32_t leader = i / PLACEMENT_BLOCKS * PLACEMENT_BLOCKS;
         if (request->slots[i].from != wanted_from) {
             continue;
         }
@@ -370,8 +377,8 @@ static size_t fill_entries(struct kve_request *request, uint32_t from, uint32_t 
         engine->entries[entries] = (struct kvplane_entry){
             .key = engine->keys[i].key,
             .key_len = engine->keys[i].len,
-            .placement = engine->keys[leader].key,
-            .placement_len = engine->keys[leader].len,
+            .placement = engine->keys[i].placement,
+            .placement_len = engine->keys[i].placement_len,
             .token = request->token,
             .slices = &engine->slices[entries],
             .nslices = 1,

@@ -271,7 +271,11 @@ static kvb_status_t check_keys(const struct kvplane_keys *keys)
     }
     kvb_status_t status = keys->nkeys > KVB_ENTRIES_MAX ? KVB_ERR_TOO_LARGE : KVB_OK;
     for (size_t i = 0; i < keys->nkeys && status == KVB_OK; i++) {
-        status = check_key(keys->keys[i].key, keys->keys[i].len);
+        const struct kvplane_key *key = &keys->keys[i];
+        status = check_key(key->key, key->len);
+        if (status == KVB_OK && key->placement != NULL) {
+            status = check_key(key->placement, key->placement_len);
+        }
     }
     return status;
 }
@@ -287,7 +291,10 @@ static void pack_lookup(struct kvb_writer *writer, uint64_t request, kvplane_tok
         kvb_put_u32(writer, groups[i].group);
         kvb_put_u32(writer, (uint32_t)groups[i].nkeys);
         for (size_t k = 0; k < groups[i].nkeys; k++) {
-            kvb_put_span(writer, span(groups[i].keys[k].key, groups[i].keys[k].len));
+            const struct kvplane_key *key = &groups[i].keys[k];
+            kvb_put_span(writer, span(key->key, key->len));
+            kvb_put_span(writer,
+                         span(key->placement, key->placement == NULL ? 0 : key->placement_len));
         }
     }
 }

@@ -289,8 +289,11 @@ static bool next_wave(struct kvp_task *task)
         room -= cursor->asked;
         for (uint32_t k = 0; k < cursor->asked; k++) {
             for (uint32_t part = 0; part < task->rank->world_size; part++) {
-                task->items[n++] = (struct kvs_item){
-                    .key = group->keys[cursor->hits + k], .group = group->group, .part = part};
+                const struct kvb_link_key *key = &group->keys[cursor->hits + k];
+                task->items[n++] = (struct kvs_item){.key = key->key,
+                                                     .placement = key->placement,
+                                                     .group = group->group,
+                                                     .part = part};
             }
         }
     }

@@ -125,7 +125,7 @@ static void submit(struct kvplane *kv)
     static const struct kvplane_entry entries[2] = {
         {.key = "a", .key_len = 1, .slices = &slice, .nslices = 1},
         {.key = "b", .key_len = 1, .slices = &slice, .nslices = 1}};
-    static const struct kvplane_key keys[2] = {{"a", 1}, {"b", 1}};
+    static const struct kvplane_key keys[2] = {{.key = "a", .len = 1}, {.key = "b", .len = 1}};
     static const struct kvplane_keys group = {0, keys, 2};
     struct kvplane_region region = {.tag = "kv_cache", .fd = 0, .len = 1};
     kvplane_token token = kvplane_get_token(kv);

@@ -24,10 +24,15 @@ class Reports(harness.Case):
         self.assertEqual((counts["stale"], counts["torn"], counts["errors"]), (0, 0, 0))
         return counts["hits"], counts["looked_up"]
 
-    def filled(self, *args, **kw):
-        daemon = self.daemon(*args)
-        engine = self.engine(daemon, "a", **kw)
-        harness.until("open", lambda: daemon.metric("kvplane_instance_open", instance="a") == 1)
+    def opened(self, daemon, instance, *args):
+        """An engine whose lookups and puts count from now on."""
+        engine = self.engine(daemon, instance, *args)
+        harness.until("open", lambda: daemon.metric("kvplane_instance_open", instance=instance) == 1)
+        return engine
+
+    def filled(self):
+        daemon = self.daemon()
+        engine = self.opened(daemon, "a")
         engine.run(0, 20)
         hits, asked = self.hits(engine)
         self.assertEqual(hits, asked)
@@ -164,8 +169,8 @@ class Reports(harness.Case):
 
     def test_B22_one_tenants_reset_and_sleep_leave_the_others_objects(self):
         daemon = self.daemon("--tenants", "one=24MiB,two")
-        one = self.engine(daemon, "a", "--tenant", "one")
-        two = self.engine(daemon, "b", "--tenant", "two")
+        one = self.opened(daemon, "a", "--tenant", "one")
+        two = self.opened(daemon, "b", "--tenant", "two")
         one.run(0, 20)
         two.run(0, 20)
         hits, asked = self.hits(two)
@@ -197,8 +202,8 @@ class Reports(harness.Case):
 
     def test_B45_a_reset_holds_up_nobody_and_what_is_put_after_it_stays(self):
         daemon = self.daemon("--store-bytes", "256MiB")
-        engine = self.engine(daemon, "a", "--block-bytes", "4096")
-        other = self.engine(daemon, "b")
+        engine = self.opened(daemon, "a", "--block-bytes", "4096")
+        other = self.opened(daemon, "b")
         other.run(0, 20)
         engine.run(0, 200)
         self.assertTrue(daemon.ok("/reset_prefix_cache?reset_external=true&reset_running_requests=true&instance=a")

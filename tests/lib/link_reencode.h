@@ -93,7 +93,7 @@ static inline void link_sample(enum link_codec codec, struct kvb_writer *out)
 {
     static const uint8_t bytes[4] = {0, 1, 0xff, 2};
     struct kvb_span key = {bytes, 4};
-    struct kvb_span keys[2] = {key, {bytes, 1}};
+    struct kvb_link_key keys[2] = {{key, {bytes, 3}}, {{bytes, 1}, {NULL, 0}}};
     struct kvb_link_group groups[2] = {{0, 2, keys}, {15, 1, keys}};
     struct kvb_slice slices[2] = {{1, 10, 20}, {2, 30, 40}};
     struct kvb_link_entry entries[2] = {{key, {bytes, 2}, 1, 2, {{3, 4}}, 2, slices},

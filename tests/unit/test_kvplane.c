@@ -232,7 +232,7 @@ static void on_lookup(void *arg, int result, const uint32_t *hits, size_t ngroup
 
 static struct kvplane_slice slice = {.region = 1, .offset = 0, .len = 4096};
 static struct kvplane_entry entry = {.key = "key", .key_len = 3, .slices = &slice, .nslices = 1};
-static const struct kvplane_key key = {"key", 3};
+static const struct kvplane_key key = {.key = "key", .len = 3};
 static const struct kvplane_keys keys = {.group = 0, .keys = &key, .nkeys = 1};
 static const kvplane_token token = {1, 2};
 
@@ -536,7 +536,7 @@ Test(kvplane, answers_find_their_calls_in_any_order)
     cr_assert_eq(lookup.token.id.lo, 2);
     cr_assert_eq(lookup.ngroups, 2);
     cr_assert_eq(lookup.groups[1].group, 5);
-    cr_assert(memcmp(lookup.groups[1].keys[0].data, "key", 3) == 0);
+    cr_assert(memcmp(lookup.groups[1].keys[0].key.data, "key", 3) == 0);
     kvb_link_lookup_free(&lookup);
     for (int i = 1; i < 3; i++) {
         cr_assert(fake_daemon_take(&engine->daemon, engine->kv));

@@ -114,7 +114,7 @@ static void teardown(void)
 static const struct kvplane_slice slice = {1, 0, 4096};
 static const struct kvplane_entry entry = {
     .key = "key", .key_len = 3, .slices = &slice, .nslices = 1};
-static const struct kvplane_key key = {"key", 3};
+static const struct kvplane_key key = {.key = "key", .len = 3};
 static const struct kvplane_keys keys = {0, &key, 1};
 
 Test(kvplane_memory, open_fails_whole)

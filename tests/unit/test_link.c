@@ -1059,11 +1059,12 @@ Test(link, time_in_the_queue_counts)
 
 static void send_lookup(struct engine *engine, uint32_t nkeys, struct kvb_token token)
 {
-    struct kvb_span *keys = calloc(nkeys, sizeof *keys);
+    struct kvb_link_key *keys = calloc(nkeys, sizeof *keys);
     uint32_t *names = calloc(nkeys, sizeof *names);
     for (uint32_t i = 0; i < nkeys; i++) {
         names[i] = i;
-        keys[i] = (struct kvb_span){(const uint8_t *)&names[i], sizeof names[i]};
+        keys[i].key = (struct kvb_span){(const uint8_t *)&names[i], sizeof names[i]};
+        keys[i].placement = (struct kvb_span){(const uint8_t *)names, sizeof names[0]};
     }
     struct kvb_link_group group = {.group = 3, .nkeys = nkeys, .keys = keys};
     struct kvb_link_lookup msg = {.request = 9, .token = token, .ngroups = 1, .groups = &group};
@@ -1103,6 +1104,9 @@ Test(link, a_hit_is_a_prefix_that_every_ranks_part_has)
         uint32_t key;
         memcpy(&key, batch->items[i].key.data, sizeof key);
         cr_assert_eq(batch->items[i].group, 3);
+        uint32_t placement;
+        memcpy(&placement, batch->items[i].placement.data, sizeof placement);
+        cr_assert_eq(placement, 0, "where its put has laid it");
         /* block 2 lacks the part of rank 1; block 3 is whole again */
         batch->items[i].status = key == 2 && batch->items[i].part == 1 ? KVB_ERR_NOT_FOUND : KVB_OK;
     }

@@ -75,8 +75,10 @@ Test(link_codec, fields_keep_their_places)
     struct kvb_link_lookup lookup;
     cr_assert_eq(kvb_link_lookup_unpack((struct kvb_span){out.data, out.len}, &lookup), KVB_OK);
     cr_assert_eq(lookup.groups[1].group, 15);
-    cr_assert_eq(lookup.groups[0].keys[1].len, 1);
-    cr_assert_eq(lookup.groups[1].keys[0].len, 4);
+    cr_assert_eq(lookup.groups[0].keys[1].key.len, 1);
+    cr_assert_eq(lookup.groups[0].keys[1].placement.len, 0);
+    cr_assert_eq(lookup.groups[1].keys[0].key.len, 4);
+    cr_assert_eq(lookup.groups[1].keys[0].placement.len, 3);
     kvb_link_lookup_free(&lookup);
     kvb_writer_cleanup(&out);
 }
@@ -416,10 +418,10 @@ Test(link_codec, a_region_lies_within_a_file)
 Test(link_codec, a_lookup_ends_at_its_limits)
 {
     static const uint8_t bytes[KVB_KEY_MAX + 1];
-    struct kvb_span *keys = calloc(KVB_ENTRIES_MAX + 1, sizeof *keys);
+    struct kvb_link_key *keys = calloc(KVB_ENTRIES_MAX + 1, sizeof *keys);
     struct kvb_link_group groups[KVB_GROUPS_MAX + 1];
     for (int i = 0; i <= KVB_ENTRIES_MAX; i++) {
-        keys[i] = (struct kvb_span){bytes, 1};
+        keys[i] = (struct kvb_link_key){.key = {bytes, 1}};
     }
     for (int i = 0; i <= KVB_GROUPS_MAX; i++) {
         groups[i] = (struct kvb_link_group){0, 1, keys};
@@ -442,11 +444,17 @@ Test(link_codec, a_lookup_ends_at_its_limits)
     groups[0].nkeys++;
     REFUSES(lookup, &lookup);
     groups[0].nkeys = 1;
-    keys[0].len = KVB_KEY_MAX;
+    keys[0].key.len = KVB_KEY_MAX;
     ACCEPTS(lookup, &lookup);
-    keys[0].len++;
+    keys[0].key.len++;
     REFUSES(lookup, &lookup);
-    keys[0].len = 0;
+    keys[0].key.len = 1;
+    keys[0].placement = (struct kvb_span){bytes, KVB_KEY_MAX};
+    ACCEPTS(lookup, &lookup);
+    keys[0].placement.len++;
+    REFUSES(lookup, &lookup);
+    keys[0].placement.len = 0;
+    keys[0].key.len = 0;
     REFUSES(lookup, &lookup);
     free(keys);
     struct kvb_link_lookup_reply reply = {.ngroups = 1, .hits = {KVB_ENTRIES_MAX}};

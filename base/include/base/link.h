@@ -45,7 +45,7 @@
     /* name             id  label              dir  max          bound_ms */                       \
     X(HELLO, 1, "hello", 'E', 1u << 16, 10000)                                                     \
     X(REGISTER_REGION, 2, "register_region", 'E', 1024, 10000)                                     \
-    X(LOOKUP, 3, "lookup", 'E', 4u << 20, 5000)                                                    \
+    X(LOOKUP, 3, "lookup", 'E', 8u << 20, 5000)                                                    \
     X(DISCARD, 4, "discard", 'E', 64, 5000)                                                        \
     X(PUT, 5, "put", 'E', 8u << 20, 60000)                                                         \
     X(GET, 6, "get", 'E', 8u << 20, 60000)                                                         \
@@ -184,10 +184,14 @@ struct kvb_slice {
     uint64_t len;
 };
 
+struct kvb_link_key {
+    struct kvb_span key;       /* 1 to KVB_KEY_MAX bytes */
+    struct kvb_span placement; /* the one its put carried; empty: the key itself */
+};
 struct kvb_link_group {
     uint32_t group;
     uint32_t nkeys;
-    struct kvb_span *keys; /* in prefix order */
+    struct kvb_link_key *keys; /* in prefix order */
 };
 struct kvb_link_lookup {
     uint64_t request; /* the engine's request: what is found is held for it */
