@@ -21,13 +21,16 @@
 #include <string.h>
 #include <time.h>
 
-#define RUN_MS      300000 /* bound of a run */
-#define OPEN_MS     20000  /* bound until an instance takes part again */
-#define STALLED_MAX 4      /* requests held halfway; fewer than an engine runs at a time */
-#define JUDGED_MAX  8      /* requests whose blocks are promised, of each side and step */
-#define HAIL        32     /* requests of a hail, of each side */
-#define EMPTY_MS    20000  /* bound until what a reset cleared was reclaimed */
-#define SLACK_BYTES (1u << 20)
+#define RUN_MS         300000 /* bound of a run */
+#define OPEN_MS        20000  /* bound until an instance takes part again */
+#define STALLED_MAX    4      /* requests held halfway; fewer than an engine runs at a time */
+#define JUDGED_MAX     8      /* requests whose blocks are promised, of each side and step */
+#define HAIL           32     /* requests of a hail, of each side */
+#define HAIL_RECENT    8      /* from how far back its first half is drawn */
+#define LOADING_TRIES  100
+#define LOADING_WANTED 6
+#define EMPTY_MS       20000 /* bound until what a reset cleared was reclaimed */
+#define SLACK_BYTES    (1u << 20)
 /* A sanitizer keeps what was freed; then only region bytes are judged. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define JUDGE_GROWTH false
@@ -618,23 +621,45 @@ struct hail {
     struct run a, b;
 };
 
-static json_t *at_random(struct kve_rehearsal *r, uint32_t count)
+/* First those that ran just before `next` and should hit, then any, which push those out. */
+static json_t *draw_hail(struct kve_rehearsal *r, uint32_t next)
 {
     json_t *list = json_array();
+    uint32_t recent = at_most(next, HAIL_RECENT);
 
-    for (uint32_t i = 0; i < count; i++) {
-        json_array_append_new(list,
-                              json_integer((json_int_t)kve_rehearse_draw(r, r->trace.nrequests)));
+    for (uint32_t i = 0; i < HAIL; i++) {
+        uint64_t index = i < HAIL / 2 && recent > 0 ? next - 1 - kve_rehearse_draw(r, recent)
+                                                    : kve_rehearse_draw(r, r->trace.nrequests);
+        json_array_append_new(list, json_integer((json_int_t)index));
     }
     return list;
 }
 
-static bool start_hail(struct kve_rehearsal *r, struct hail *hail)
+static bool start_hail(struct kve_rehearsal *r, struct hail *hail, uint32_t next_a, uint32_t next_b)
 {
     memset(hail, 0, sizeof *hail);
     return r->fault == NULL ||
-           (start(r, &hail->a, &r->a, at_random(r, HAIL), false, false, false) &&
-            start(r, &hail->b, &r->b, at_random(r, HAIL), false, false, false));
+           (start(r, &hail->a, &r->a, draw_hail(r, next_a), false, false, false) &&
+            start(r, &hail->b, &r->b, draw_hail(r, next_b), false, false, false));
+}
+
+/* Until some of A's hail waits for bytes: those are what the way is to run into. If none come, they
+ * do not. */
+static bool await_loading(struct kve_rehearsal *r)
+{
+    bool done = r->fault == NULL;
+
+    for (int i = 0; i < LOADING_TRIES && !done; i++) {
+        struct timespec pause = {.tv_nsec = 1000000};
+        json_t *object;
+        if (!stats(r, &r->a, &object)) {
+            return false;
+        }
+        done = json_integer_value(json_object_get(object, "loading")) >= LOADING_WANTED;
+        json_decref(object);
+        nanosleep(&pause, NULL);
+    }
+    return true;
 }
 
 static bool end_hail(struct kve_rehearsal *r, struct hail *hail)
@@ -663,8 +688,7 @@ static bool start_rollout(struct kve_rehearsal *r, struct rollout *rollout, uint
         !finish(r, &rollout->a_done, NULL, NULL) || !finish(r, &rollout->b_done, NULL, NULL)) {
         return false;
     }
-    if (!start_hail(r, &rollout->hail) ||
-        !start(r, &rollout->a_late, &r->a, range(rollout->first_late[0], a_late), true, true,
+    if (!start(r, &rollout->a_late, &r->a, range(rollout->first_late[0], a_late), true, true,
                stall_a) ||
         !start(r, &rollout->b_late, &r->b, range(first + na + b_done, b_late), true, true,
                stall_b)) {
@@ -684,7 +708,8 @@ static bool start_rollout(struct kve_rehearsal *r, struct rollout *rollout, uint
         }
         json_decref(event);
     }
-    return true;
+    /* Each gets first what the other one put. */
+    return start_hail(r, &rollout->hail, first + na + b_done, first + a_done) && await_loading(r);
 }
 
 static bool end_rollout(struct kve_rehearsal *r, struct rollout *rollout)
@@ -784,7 +809,7 @@ static bool after(struct kve_rehearsal *r, uint32_t first, uint32_t na, uint32_t
 
     r->row->shared = shared;
     kve_table_progress(r, "rollout");
-    if (!start_hail(r, &hail) ||
+    if (!start_hail(r, &hail, first, first) ||
         !start(r, &runs[0], &r->a, range(first, a_judged), true, false, false) ||
         !start(r, &runs[1], &r->b, range(first + na, b_judged), true, false, false) ||
         !start(r, &runs[2], &r->a, range(first + a_judged, na - a_judged), true, true, false) ||
