@@ -415,11 +415,21 @@ static int ask_get(struct kve_request *request)
 
 /* ---- the rest, and what becomes of it ---- */
 
+static uint32_t missing(const struct kve_request *request)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < request->trace->nblocks; i++) {
+        n += request->slots[i].from == KVE_FROM_NOWHERE;
+    }
+    return n;
+}
+
 static void compute(struct kve_request *request)
 {
     struct kve_engine *engine = request->engine;
     uint64_t weights = kve_weights_held(engine);
-    uint32_t half = (request->trace->nblocks + 1) / 2, done = 0;
+    uint32_t half = (missing(request) + request->ncomputed + 1) / 2, done = 0;
 
     for (uint32_t i = 0; i < request->trace->nblocks && done < BLOCKS_PER_STEP; i++) {
         struct kve_slot *slot = &request->slots[i];
@@ -429,7 +439,7 @@ static void compute(struct kve_request *request)
         if (slot->from != KVE_FROM_NOWHERE) {
             continue;
         }
-        if (request->stall && i >= half) {
+        if (request->stall && request->ncomputed >= half) {
             return;
         }
         source = source_of(request, i, weights, text);
@@ -441,16 +451,6 @@ static void compute(struct kve_request *request)
         done++;
         COUNT(request, computed, 1);
     }
-}
-
-static bool complete(const struct kve_request *request)
-{
-    for (uint32_t i = request->trace->nblocks; i > 0; i--) {
-        if (request->slots[i - 1].from == KVE_FROM_NOWHERE) {
-            return false;
-        }
-    }
-    return true;
 }
 
 static void leave_to_cache(struct kve_request *request, uint32_t i)
@@ -549,7 +549,7 @@ static void step(struct kve_request *request, bool *more_p)
         return;
     }
     compute(request);
-    if (complete(request)) {
+    if (missing(request) == 0) {
         finish(request);
     }
     *more_p = true;
