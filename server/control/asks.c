@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "control/internal.h"
 
+#include "base/utf8.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -155,6 +157,9 @@ const char *kvp_ask_rpc(const struct kvp_request *request, struct kvp_ask *ask,
     }
     if (strlen(RPC_PREFIX) + strlen(method) >= sizeof ask->method) {
         return "the name of the method is too long";
+    }
+    if (!kvb_utf8_printable(method, strlen(method))) {
+        return "the name of the method has control characters"; /* the link takes none */
     }
     for (size_t i = 0; i < sizeof refused_methods / sizeof refused_methods[0]; i++) {
         if (strcmp(method, refused_methods[i].method) == 0) {

@@ -406,6 +406,7 @@ Test(control, relays_without_what_they_need_are_refused_before_any_effect)
         {KVP_ROUTE_collective_rpc, "{}", "body.method"},
         {KVP_ROUTE_collective_rpc, "{\"method\": \"\"}", "body.method"},
         {KVP_ROUTE_collective_rpc, "{\"method\": 3}", "body.method"},
+        {KVP_ROUTE_collective_rpc, "{\"method\": \"get_\\n\"}", "body.method"},
         {KVP_ROUTE_collective_rpc, "{\"method\": \"sleep\"}", "body.method"},
         {KVP_ROUTE_collective_rpc, "{\"method\": \"wake_up\"}", "body.method"},
         {KVP_ROUTE_collective_rpc, "{\"method\": \"release_kv_cache_memory\"}", "body.method"},
