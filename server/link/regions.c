@@ -195,6 +195,14 @@ static kvb_status_t make_slot(struct kvp_link_rank *rank, const struct kvb_link_
     return KVB_OK;
 }
 
+/* No region of it is left. */
+static void drop_slot(struct kvp_link_rank *rank, struct kvp_slot *slot)
+{
+    kvb_list_remove(&slot->link);
+    rank->nslots--;
+    free(slot);
+}
+
 /* Index of the tag in rank->tags, added (admitted) if it is new; KVB_TAGS_MAX: no room. */
 static uint32_t find_tag(struct kvp_link_rank *rank, const char *tag)
 {
@@ -280,6 +288,7 @@ void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
     struct kvp_slot *slot;
     struct kvp_region *region;
     struct kvp_region *old;
+    bool first = find_slot(rank, msg->region) == NULL;
     kvb_status_t status = judge_hand_over(rank, msg, &slot);
     if (status != KVB_OK) {
         (void)close(fd);
@@ -287,6 +296,9 @@ void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
     }
     status = fresh_region(rank, slot, msg, fd, &region);
     if (status != KVB_OK) {
+        if (first) { /* else no register of its tag would ever succeed */
+            drop_slot(rank, slot);
+        }
         goto out_reply;
     }
     old = slot->now;
@@ -385,6 +397,25 @@ static void drop_mapped(struct kvp_link_rank *rank, const struct kvp_unregister 
     }
 }
 
+/* The same hand-overs, when their tag was not given up after all. */
+static void register_mapped(struct kvp_link_rank *rank, const struct kvp_unregister *op)
+{
+    kvb_list_each(&rank->slots, link)
+    {
+        struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
+        if (slot->now == NULL || !has_tag(op->tags, op->ntags, slot->tag) ||
+            kvt_region_state(slot->now->memory) != KVT_REGION_MAPPED) {
+            continue;
+        }
+        kvb_status_t status = kvt_region_register(slot->now->memory);
+        if (status != KVB_OK) {
+            KVB_LOG(ERROR, "region could not be registered", KVB_STR("rank", rank->name),
+                    KVB_U64("region", slot->number), KVB_STR("tag", slot->tag), KVB_STATUS(status));
+            drop(slot->now);
+        }
+    }
+}
+
 static void finish_unregister(struct kvp_link_rank *rank)
 {
     struct kvp_unregister *op = &rank->unregister;
@@ -408,6 +439,9 @@ static void finish_unregister(struct kvp_link_rank *rank)
         drop_mapped(rank, op);
     } else {
         admit(rank, (const char(*)[KVB_NAME_MAX])op->tags, op->ntags, true);
+        if (rank->connected) {
+            register_mapped(rank, op);
+        }
     }
     op->active = false;
     op->done(op->arg, op->undoes != KVB_OK ? op->undoes : status);
@@ -472,15 +506,18 @@ static void begin_unregister(struct kvp_link_rank *rank, const char (*tags)[KVB_
     kvb_list_each(&rank->regions, link)
     {
         struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
-        if (region->dropped || region->slot->host_resident ||
+        enum kvt_region_state state = kvt_region_state(region->memory);
+        if (kvt_region_desc(region->memory)->host_resident ||
             !has_tag(tags, ntags, region->slot->tag) ||
-            kvt_region_state(region->memory) != KVT_REGION_REGISTERED) {
+            (state != KVT_REGION_REGISTERED && state != KVT_REGION_DRAINING)) {
             continue;
         }
         region->in_op = true;
         region->in_op_left = true;
         op->left++;
-        start_unregister(region, drain_ns, deadline_ns);
+        if (state == KVT_REGION_REGISTERED) {
+            start_unregister(region, drain_ns, deadline_ns);
+        } /* else it was replaced, and is on its way out: it may be the same memory */
     }
     if (op->left == 0) {
         kvb_sched_post(rank->sched, &op->event);

@@ -1350,6 +1350,79 @@ Test(link, a_failed_unregister_registers_again_what_it_had_undone)
     engine_end(&engine);
 }
 
+Test(link, what_was_handed_over_while_an_unregister_failed_serves)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    struct kvt_transfer transfer;
+    struct kvt_extent extent;
+    hold_region(oldest_batch(), &transfer, &extent);
+    transfer.done = ignore_done;
+    cr_assert_eq(kvt_transfer_start(&transport->base, &transfer), KVB_OK);
+
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->unregister(rank->impl, kv_cache, 1, sim_in_ms(&sim, 1000), on_done, &answer);
+    turn();
+    cr_assert_eq(hand_over(&engine, 2, 2, &memory2, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1, "not now");
+    sim_advance(&sim, 1001);
+    turn();
+    cr_assert_eq(answer.status, KVB_ERR_TIMEOUT);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2, "as if it had not begun");
+
+    fake_end(&transfer, KVB_OK);
+    kvt_share_destroy(share);
+    end_batch(KVB_OK);
+    cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 0);
+    engine_end(&engine);
+}
+
+Test(link, unregistered_includes_what_was_replaced_and_is_still_in_use)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    struct kvt_transfer transfer;
+    struct kvt_extent extent;
+    hold_region(oldest_batch(), &transfer, &extent);
+    transfer.done = ignore_done;
+    cr_assert_eq(kvt_transfer_start(&transport->base, &transfer), KVB_OK);
+    send_region(&engine, 1, 2, &memory1, "kv_cache", 0); /* the same memory anew */
+    turn();
+
+    cr_assert_eq(unregister(rank, 1000).status, KVB_ERR_TIMEOUT, "it holds the same memory");
+    fake_end(&transfer, KVB_ERR_CANCELED);
+    kvt_share_destroy(share);
+    sim_advance(&sim, 1000);
+    cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_OK);
+    end_batch(KVB_ERR_CANCELED);
+    cr_assert_eq(one_answer(&engine, seq), KVB_ERR_CANCELED);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    test_memory_cleanup(&memory1);
+    cr_assert_not(test_memfd_held("link-one"));
+    test_memory_init(&memory1, "link-one", 8192);
+    engine_end(&engine);
+}
+
+Test(link, a_region_that_was_refused_holds_up_no_wake)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    struct test_memory longer = memory1;
+    longer.len = 1u << 20;
+    cr_assert_eq(hand_over(&engine, 5, 1, &longer, "kv_cache", 0), KVB_ERR_INVALID);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 2, &memory2, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_eq(hand_over(&engine, 5, 1, &memory2, "weights", 0), KVB_OK, "it never was one");
+    engine_end(&engine);
+}
+
 Test(link, only_what_is_handed_over_anew_is_registered_again)
 {
     struct engine engine = engine_with_regions();
