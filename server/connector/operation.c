@@ -693,16 +693,26 @@ static void on_moved(struct kvb_event *event)
     }
 }
 
-void kvp_op_lineage_moved(struct kvp_instance *instance)
+static void look_again(struct kvp_op *op)
 {
-    struct kvp_op *op = instance->running;
-    if (op != NULL && op->in_step && op->wait != KVP_WAIT_NOTHING) {
+    if (op->in_step && op->wait != KVP_WAIT_NOTHING) {
         /* In a turn of its own: this may be inside of what the step itself began. */
         kvb_sched_post(op->fleet->config.sched, &op->event);
     }
 }
 
-/* Only NAME waits with a bound of its own: a name that does not come is no failure. */
+void kvp_op_lineage_moved(struct kvp_instance *instance)
+{
+    if (instance->running != NULL) {
+        look_again(instance->running);
+    }
+    kvb_list_each(&instance->beside, link)
+    {
+        look_again(kvb_container_of(link, struct kvp_op, link));
+    }
+}
+
+/* Only NAME and LEFT wait with a bound of their own: a name that does not come is no failure. */
 static void on_wait_over(struct kvb_timer *timer)
 {
     struct kvp_op *op = kvb_container_of(timer, struct kvp_op, timer);

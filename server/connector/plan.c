@@ -363,6 +363,7 @@ void kvp_plan_make(const struct kvp_ask *ask, const struct kvp_situation *now,
         break;
     case KVP_OP_RELAY:
         add(plan_p, KVP_STEP_RELAY);
+        add(plan_p, KVP_STEP_LEFT);
         break;
     case KVP_OP_COUNT:
         KVB_UNREACHABLE("no such operation");

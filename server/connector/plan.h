@@ -37,6 +37,7 @@ enum kvp_who { KVP_WHO_NOBODY, KVP_WHO_SCHEDULER, KVP_WHO_WORKERS, KVP_WHO_ALL }
     X(BEGIN_CALL, "begin_update", ALL, false, false, KVP_STEP_UNBEGIN)                             \
     X(RELAY, "relay", ALL, false, false, 0)                                                        \
     X(RELAY_SOFT, "relay", ALL, true, false, 0) /* the engine may not know the call */             \
+    X(LEFT, "leave", NOBODY, false, false, 0)   /* if the relay wrote weights: acknowledged */     \
     X(END_CALL, "end_update", NOBODY, false, false, 0)                                             \
     X(FINISH, "finish", NOBODY, false, false, 0)                                                   \
     X(CLOSE_RESUME, "end_update", NOBODY, false, false, 0)                                         \

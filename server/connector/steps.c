@@ -285,6 +285,9 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
             if (reply != NULL) {
                 keep_relay(op, call->rank, &reply->relay);
             }
+            if (reply != NULL && reply->relay.weights_written) { /* whatever the call's name said */
+                KVP_LINEAGE(instance, written, kvp_instance_random(instance));
+            }
             break;
         case KVB_LINK_RESET_LOCAL:
             if (reply != NULL) {
@@ -776,6 +779,9 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
     case KVP_STEP_RELAY:
     case KVP_STEP_RELAY_SOFT:
         return on_ranks(op, who, ask_relay);
+    case KVP_STEP_LEFT:
+        return op->weights_written &&
+               kvp_op_wait_for(op, KVP_WAIT_ACK, kvp_instance_bound(instance, KVB_LINK_LINEAGE));
     case KVP_STEP_END_CALL:
         if (instance->fsm.scheduler == KVP_SCHEDULER_RUNNING) {
             kvp_instance_bracket(instance, KVP_BEV_CALL_ENDED);
@@ -785,9 +791,6 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
         kvp_step_undo_bracket(op);
         return false;
     case KVP_STEP_FINISH:
-        if (op->weights_written && instance->fsm.bracket == KVP_BRACKET_NONE) {
-            KVP_LINEAGE(instance, written, kvp_instance_random(instance));
-        }
         kvp_instance_bracket(instance, KVP_BEV_FINISH);
         return false;
     case KVP_STEP_CLOSE_RESUME:

@@ -569,6 +569,28 @@ Test(instance, weights_written_unseen_are_left_before_anything_opens)
     world_close(&w);
 }
 
+Test(instance, what_an_engine_says_of_a_relay_counts_for_more_than_its_name)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w0");
+    struct kvb_token token = w.engine.ranks[0].rank.stay->token;
+    OK(&w, "relay method=update_weights_unawares");
+    cr_assert_not(kvb_token_equal(token, w.engine.ranks[0].rank.stay->token));
+    sim_advance(&w.sim, 1000);
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w1");
+    cr_assert(fake_engine_open(&w.engine));
+    OK(&w, "relay");
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w1");
+
+    w.engine.fault = FAKE_SILENT; /* and it is answered when the leaving is acknowledged */
+    w.engine.fault_at = w.engine.ncalls + 2;
+    FAILS(&w, "relay method=update_weights_unawares", KVB_ERR_TIMEOUT);
+    sim_advance(&w.sim, 100000);
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w2");
+    world_close(&w);
+}
+
 Test(instance, a_sleep_with_the_opt_out_keeps_its_lineage_and_a_later_one_without_leaves)
 {
     struct world w;
