@@ -318,6 +318,17 @@ static struct kvp_instance *choose(struct kvp_fleet *fleet, const char *name,
     return instance;
 }
 
+/* Is there room on the way to the engine for one more? Beside one that runs: see the stream. */
+static bool relays_fit(const struct kvp_instance *instance, const struct kvp_ask *ask)
+{
+    uint64_t bytes = ask->body_len;
+    kvb_list_each(&instance->beside, link)
+    {
+        bytes += kvb_container_of(link, struct kvp_op, link)->ask.body_len;
+    }
+    return instance->nbeside < KVP_WAITING_MAX && bytes <= KVB_RELAY_BODY_MAX;
+}
+
 /* Joins, queues or starts it. The status that refuses it, with text. */
 static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *ask,
                           const char *request_id, kvp_outcome_fn done, void *arg, uint64_t *id_p,
@@ -340,8 +351,7 @@ static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *a
         *id_p = shared->record.id;
         return add_caller(shared, done, arg) ? KVB_OK : KVB_ERR_NO_MEMORY;
     }
-    if (way == KVP_ADMIT_FULL ||
-        (way == KVP_ADMIT_BESIDE && instance->nbeside >= KVP_WAITING_MAX)) {
+    if (way == KVP_ADMIT_FULL || (way == KVP_ADMIT_BESIDE && !relays_fit(instance, ask))) {
         *text_p = "too many operations are waiting: try again later";
         return KVB_ERR_BUSY;
     }

@@ -735,8 +735,10 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
         return on_ranks(op, who, ask_drain);
     case KVP_STEP_LEAVE:
         return begin_leave(op);
-    case KVP_STEP_RESET_LOCAL:
     case KVP_STEP_RESET_SOFT:
+        op->leaving_begun = true; /* who asks from here on asks for what is cached since, too */
+        return on_ranks(op, who, ask_reset);
+    case KVP_STEP_RESET_LOCAL:
         return on_ranks(op, who, ask_reset);
     case KVP_STEP_UNREGISTER:
         if (plan->nrelease == 0) {

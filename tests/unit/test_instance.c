@@ -1054,6 +1054,50 @@ Test(instance, a_reset_is_not_joined_any_more_once_its_leaving_has_begun)
     world_close(&w);
 }
 
+Test(instance, a_local_reset_is_not_joined_any_more_once_the_engine_was_asked)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct told *first = world_start(&w, "reset");
+    struct told *same = world_start(&w, "reset");
+    cr_assert_eq(first->operation_id, same->operation_id);
+    (void)sim_turn(&w.sim);
+    cr_assert_str_eq(world_view(&w).step, "reset_local");
+    struct told *later = world_start(&w, "reset");
+    cr_assert_neq(first->operation_id, later->operation_id);
+    uint64_t resets = w.engine.resets;
+    world_await(&w, first);
+    world_await(&w, later);
+    cr_assert_eq(later->status, KVB_OK);
+    cr_assert_eq(w.engine.resets, resets + 2);
+    world_close(&w);
+}
+
+Test(instance, relays_beside_each_other_have_a_limit_in_bytes)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    size_t len = KVB_RELAY_BODY_MAX / 2 + 1;
+    char *body = calloc(1, len);
+    struct told told[2] = {{.world = &w}, {.world = &w}};
+    struct kvp_ask ask = world_ask("relay");
+    ask.body = body;
+    ask.body_len = len;
+    for (int i = 0; i < 2; i++) {
+        kvp_fleet_request(w.fleet, "a", &ask, "req", world_told_, &told[i], NULL);
+    }
+    sim_advance(&w.sim, 1000);
+    cr_assert_eq(told[0].status, KVB_OK);
+    cr_assert_eq(told[1].times, 1);
+    cr_assert_eq(told[1].status, KVB_ERR_BUSY);
+    told[1].times = 0;
+    kvp_fleet_request(w.fleet, "a", &ask, "req", world_told_, &told[1], NULL);
+    sim_advance(&w.sim, 1000);
+    cr_assert_eq(told[1].status, KVB_OK, "when the first has gone");
+    free(body);
+    world_close(&w);
+}
+
 Test(instance, an_operation_that_is_being_undone_is_not_joined)
 {
     struct world w;
