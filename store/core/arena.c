@@ -71,6 +71,14 @@ void kvs_arena_cleanup(struct kvs_arena *arena)
     kvs_memory_cleanup(&arena->records);
 }
 
+/* An empty segment, in no list, without memory from now on. */
+static void segment_return(struct kvs_arena *arena, uint32_t link)
+{
+    kvs_memory_return(&arena->records, (size_t)(link - 1) * KVS_SEGMENT_BYTES, KVS_SEGMENT_BYTES);
+    list_push(arena, &arena->empty, link);
+    arena->nempty++;
+}
+
 /* An empty segment, in no list; NONE: no memory. */
 static uint32_t segment_take(struct kvs_arena *arena)
 {
@@ -146,9 +154,27 @@ void kvs_arena_free(struct kvs_arena *arena, uint32_t handle)
         arena->nspare++;
         return;
     }
-    kvs_memory_return(&arena->records, (size_t)(link - 1) * KVS_SEGMENT_BYTES, KVS_SEGMENT_BYTES);
-    list_push(arena, &arena->empty, link);
-    arena->nempty++;
+    segment_return(arena, link);
+}
+
+void kvs_arena_trim(struct kvs_arena *arena)
+{
+    for (uint32_t link; (link = arena->spare) != NONE;) {
+        list_remove(arena, &arena->spare, link);
+        segment_return(arena, link);
+    }
+    arena->nspare = 0;
+    for (uint32_t units = 0; units < sizeof arena->room / sizeof arena->room[0]; units++) {
+        for (uint32_t link = arena->room[units], next; link != NONE; link = next) {
+            struct kvs_segment *segment = segment_at(arena, link);
+            next = segment->next;
+            if (segment->used == 0) {
+                list_remove(arena, &arena->room[units], link);
+                segment->units = 0;
+                segment_return(arena, link);
+            }
+        }
+    }
 }
 
 uint64_t kvs_arena_bytes(const struct kvs_arena *arena)

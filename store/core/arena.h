@@ -37,6 +37,10 @@ void kvs_arena_cleanup(struct kvs_arena *arena);
 uint32_t kvs_arena_alloc(struct kvs_arena *arena, size_t bytes);
 void kvs_arena_free(struct kvs_arena *arena, uint32_t handle);
 
+/* Gives the memory of every segment without records back; the next record asks for some again. For
+ * when nothing is stored: otherwise a few such segments are worth keeping. */
+void kvs_arena_trim(struct kvs_arena *arena);
+
 static inline void *kvs_arena_at(const struct kvs_arena *arena, uint32_t handle)
 {
     return arena->records.base + (size_t)handle * KVS_UNIT;

@@ -530,6 +530,9 @@ bool kvs_core_reclaim(struct kvs_core *core, uint64_t now_ns, uint32_t budget)
     bool more = !kvs_leases_expire(core, now_ns, budget);
     for (uint32_t i = 0; i < budget; i++) {
         if (!kvs_reclaim_one(core, UINT32_MAX)) {
+            if (core->index.count == 0) {
+                kvs_arena_trim(&core->arena);
+            }
             return more;
         }
     }

@@ -129,6 +129,21 @@ Test(core_memory, what_is_cleared_gives_its_records_back)
     shard_cleanup(&s);
 }
 
+Test(core_memory, an_emptied_shard_gives_all_its_records_memory_back)
+{
+    struct shard s;
+    shard_init(&s, 1024);
+    for (int i = 0; i < 3; i++) {
+        returned = 0;
+        put_many(&s, 20000, 64);
+        kvs_core_clear(s.core);
+        shard_reclaim_all(&s);
+        cr_assert_geq(returned, 9ull << 18, "%lu", returned); /* 9 of 10 segments of 256 KiB */
+        cr_assert(kvs_core_validate(s.core) == NULL);
+    }
+    shard_cleanup(&s);
+}
+
 /* One of everything that takes memory. Whatever fails, the shard stays sound, and nothing is lost
  * of what it had said yes to. */
 static kvb_status_t everything(uint64_t *put_p)
