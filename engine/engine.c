@@ -207,7 +207,8 @@ static kvb_status_t open_link(struct kve_engine *engine)
 
     if (result != KVPLANE_OK) {
         fprintf(stderr, "engine %s: cannot open the link: %s\n", options->instance,
-                kvplane_strerror(result));
+                kvplane_last_error(NULL)[0] != '\0' ? kvplane_last_error(NULL)
+                                                    : kvplane_strerror(result));
         return result == KVPLANE_ERR_INVALID ? KVB_ERR_INVALID : KVB_ERR_IO;
     }
     return KVB_OK;

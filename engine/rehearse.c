@@ -109,7 +109,8 @@ static void list_faults(void)
         const char *name = kvb_fault_text(i, &what);
         printf("%-20s %s\n", name, what);
     }
-    printf("%-20s %s\n", "NAME:first", "that protection alone; the others must catch it");
+    printf("%-20s %s\n", "NAME:first",
+           "that protection alone: the others then catch what drain and ticket let through");
     printf("%-20s %s\n", "none", "the same hostile schedule, nothing taken out");
 }
 

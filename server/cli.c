@@ -52,6 +52,7 @@ struct request {
     size_t command; /* index of commands */
     const char *base;
     const char *token;
+    char path[URL_MAX]; /* below the command's: the one instance to show */
     char query[URL_MAX];
     bool json; /* print the answer as it came */
     char *answer;
@@ -100,6 +101,18 @@ static bool add_parameter(struct request *request, const char *name, const char 
         *at = *at == '-' ? '_' : *at;
     }
     return true;
+}
+
+/* One instance has a route of its own, which knows when there is none of that name. */
+static bool set_instance(struct request *request, const char *name)
+{
+    if (strcmp(commands[request->command].name, "status") != 0) {
+        return add_parameter(request, "instance", name);
+    }
+    char *escaped = curl_easy_escape(request->curl, name, 0);
+    int n = escaped == NULL ? -1 : snprintf(request->path, sizeof request->path, "/%s", escaped);
+    curl_free(escaped);
+    return n >= 0 && (size_t)n < sizeof request->path;
 }
 
 static const struct option *find_option(const char *name, size_t len, const char *command)
@@ -155,7 +168,8 @@ static int read_options(struct request *request, int argc, char **argv)
             request->base = value;
         } else if (is_named(name, len, "token")) {
             request->token = value;
-        } else if (!add_parameter(request, option != NULL ? option->name : "instance", value)) {
+        } else if (option != NULL ? !add_parameter(request, option->name, value)
+                                  : !set_instance(request, value)) {
             return bad_option(command, argv[i], "too long");
         }
     }
@@ -182,11 +196,15 @@ static size_t take_answer(char *data, size_t size, size_t n, void *ctx)
 
 static int send_request(struct request *request, long *code_p)
 {
-    char url[URL_MAX + 256];
+    char url[2 * URL_MAX + 256];
     char header[1024];
     struct curl_slist *headers = NULL;
-    (void)snprintf(url, sizeof url, "%s%s%s", request->base, commands[request->command].path,
-                   request->query);
+    int len = snprintf(url, sizeof url, "%s%s%s%s", request->base, commands[request->command].path,
+                       request->path, request->query);
+    if (len < 0 || (size_t)len >= sizeof url) {
+        (void)fprintf(stderr, "kvplane: the URL is too long\n");
+        return BAD_USAGE;
+    }
     if (request->token != NULL) {
         (void)snprintf(header, sizeof header, "Authorization: Bearer %s", request->token);
         headers = curl_slist_append(NULL, header);
@@ -227,7 +245,7 @@ static void print_object(const json_t *object, const char *indent)
     }
 }
 
-/* A list of objects is shown item by item, anything else member by member. */
+/* An answer that is one list is shown item by item, anything else member by member. */
 static void print_answer(const struct request *request)
 {
     json_t *json = json_loads(request->answer != NULL ? request->answer : "", 0, NULL);
@@ -236,25 +254,17 @@ static void print_answer(const struct request *request)
         json_decref(json);
         return;
     }
-    const char *key;
-    json_t *list;
-    bool listed = false;
-    json_object_foreach(json, key, list)
-    {
+    void *only = json_object_size(json) == 1 ? json_object_iter(json) : NULL;
+    const json_t *list = json_object_iter_value(only);
+    if (json_is_array(list)) {
         size_t i;
         const json_t *item;
-        if (!json_is_array(list) ||
-            (json_array_size(list) > 0 && !json_is_object(json_array_get(list, 0)))) {
-            continue;
-        }
-        listed = true;
         json_array_foreach(list, i, item)
         {
-            (void)printf("%s%s\n", i == 0 ? "" : "\n", key);
+            (void)printf("%s%s\n", i == 0 ? "" : "\n", json_object_iter_key(only));
             print_object(item, "  ");
         }
-    }
-    if (!listed) {
+    } else {
         print_object(json, "");
     }
     json_decref(json);

@@ -29,7 +29,8 @@ static const struct {
     {"reset", kvp_cli_main, "empty the prefix cache"},
     {"release", kvp_cli_main, "give up the memory of the KV cache alone"},
     {"ops", kvp_cli_main, "operations, running and finished"},
-    {"config", config_main, "config table: every key, as markdown; config show OPTIONS: in force"},
+    {"config", config_main,
+     "config [show] OPTIONS: what is in force; config table: every key, as markdown"},
     {"version", version_main, "the version"},
     {"help", help_main, "this"},
 };
@@ -63,10 +64,12 @@ static int config_main(int argc, char **argv)
         kvp_config_table(stdout);
         return 0;
     }
-    if (argc >= 2 && strcmp(argv[1], "show") == 0) {
+    int options = argc >= 2 && strcmp(argv[1], "show") == 0 ? 2 : 1;
+    if (argc == options || strncmp(argv[options], "--", 2) == 0) {
         char error[KVP_CONFIG_ERROR_MAX];
         struct kvp_config config;
-        if (kvp_config_read(argc - 2, (const char *const *)argv + 2, &config, error) != KVB_OK) {
+        if (kvp_config_read(argc - options, (const char *const *)argv + options, &config, error) !=
+            KVB_OK) {
             (void)fprintf(stderr, "kvplane config: %s\n", error);
             return 2;
         }
@@ -74,7 +77,7 @@ static int config_main(int argc, char **argv)
         kvp_config_cleanup(&config);
         return 0;
     }
-    (void)fprintf(stderr, "kvplane config: table, or show with options of serve\n");
+    (void)fprintf(stderr, "kvplane config: options of serve, or `table`\n");
     return 2;
 }
 

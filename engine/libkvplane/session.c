@@ -80,6 +80,13 @@ kvb_status_t kvplane_session_start(struct kvplane *kv)
         return KVB_ERR_BAD_STATE;
     }
     kv->error[0] = '\0';
+    bool short_lived = kv->attached_ns != 0 && kvb_now_ns(&kvb_clock_real) - kv->attached_ns <
+                                                   BACKOFF_MAX_MS * KVB_NS_PER_MS;
+    kv->attached_ns = 0;
+    if (short_lived) {
+        wait_and_retry(kv); /* a daemon that throws it out each time is not asked without pause */
+        return KVB_OK;
+    }
     kv->backoff_ms = BACKOFF_MIN_MS;
     kv->state = SESSION_WAITING;
     timer_set(kv, 1); /* the first attempt is made by kvplane_process() */
@@ -358,6 +365,7 @@ static kvb_status_t on_hello_reply(struct kvplane *kv, const struct kvb_frame *f
     }
     timer_set(kv, 0);
     kv->state = SESSION_ATTACHED;
+    kv->attached_ns = kvb_now_ns(&kvb_clock_real);
     kv->load_told = !kv->load_known;
     status = kvplane_calls_report(kv);
     if (status == KVB_OK && kv->callbacks->attached != NULL) {

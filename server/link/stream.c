@@ -307,15 +307,17 @@ err_end:
     end(stream, kvb_status_text(status));
 }
 
-/* Keeps what fits, closes the rest; false: the peer sends more than anybody takes. */
-static bool take_descriptors(struct kvp_stream *stream, struct msghdr *msg)
+/* Keeps what fits, closes the rest. NULL, or why not all could be taken. */
+static const char *take_descriptors(struct kvp_stream *stream, struct msghdr *msg)
 {
-    bool fits = (msg->msg_flags & MSG_CTRUNC) == 0;
+    bool fits = true;
+    size_t came = 0;
     for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg != NULL; cmsg = CMSG_NXTHDR(msg, cmsg)) {
         if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS) {
             continue;
         }
         size_t n = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        came += n;
         for (size_t i = 0; i < n; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof fd, sizeof fd);
@@ -327,7 +329,11 @@ static bool take_descriptors(struct kvp_stream *stream, struct msghdr *msg)
             }
         }
     }
-    return fits;
+    if ((msg->msg_flags & MSG_CTRUNC) != 0 && came < KVP_STREAM_FDS_MAX) {
+        return "this daemon has no descriptor left for a region (ulimit -n)";
+    }
+    return fits && (msg->msg_flags & MSG_CTRUNC) == 0 ? NULL
+                                                      : "more descriptors than anybody asked for";
 }
 
 /* One read, straight into the payload in progress and then into the buffer. False: nothing there.
@@ -356,8 +362,9 @@ static bool read_some(struct kvp_stream *stream)
         }
         return false;
     }
-    if (!take_descriptors(stream, &msg)) {
-        end(stream, "more descriptors than anybody asked for");
+    const char *untaken = take_descriptors(stream, &msg);
+    if (untaken != NULL) {
+        end(stream, untaken);
         return false;
     }
     if (n == 0) {

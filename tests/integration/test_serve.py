@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon and an engine as a person meets them: starting, serving, stopping."""
+import json
 import os
+import resource
 import signal
 import socket
 import subprocess
+import time
 import unittest
 
 import harness
@@ -81,6 +84,47 @@ class Serve(harness.Case):
             self.assertEqual(result.returncode, 2, args)
             self.assertIn(word, result.stderr)
 
+    def test_an_engine_that_cannot_start_says_what_to_change(self):
+        for args, word in (([], "socket"),
+                           (["--socket", "/tmp/s", "--instance", "a b"], "instance")):
+            with self.subTest(args):
+                env = {k: v for k, v in os.environ.items() if k != "KVPLANE_SOCKET"}
+                done = subprocess.run([harness.PROGRAM, "engine", *args], capture_output=True,
+                                      text=True, timeout=harness.DEADLINE_S, env=env)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(word + ":", done.stderr)
+
+    def test_config_shows_what_is_in_force_and_refuses_what_is_not_allowed(self):
+        def run(*args):
+            return subprocess.run([harness.PROGRAM, "config", *args], capture_output=True,
+                                  text=True, timeout=harness.DEADLINE_S)
+
+        for args in ((), ("show",)):
+            self.assertEqual(json.loads(run(*args).stdout)["shards"], 4)
+            self.assertEqual(json.loads(run(*args, "--shards", "8").stdout)["shards"], 8)
+            self.assertEqual(run(*args, "--shards", "0").returncode, 2)
+        self.assertEqual(run("nonsense").returncode, 2)
+
+    def test_a_daemon_without_descriptors_says_so_and_is_not_asked_without_pause(self):
+        daemon = self.daemon()
+        own = max(map(int, os.listdir(f"/proc/{daemon.pid}/fd"))) + 1
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        # The engine's connection fits, its regions do not.
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (own + 1, before[1]))
+        begun = time.monotonic()
+        engine = self.engine(daemon, "a", attach=False)
+
+        def thrown_out():
+            with open(daemon.stderr_path, encoding="utf-8") as err:
+                return err.read().count('reason="this daemon has no descriptor left')
+
+        harness.until("it is thrown out again and again", lambda: thrown_out() >= 5)
+        self.assertGreater(time.monotonic() - begun, 0.3, "each time it waits longer")
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+        harness.until("it is taken", lambda: daemon.get("/health")[0] == 200
+                      and daemon.metric("kvplane_regions", instance="a") == 2)
+        self.clean(engine, daemon)
+
     def test_tokens_guard_what_acts_and_probes_need_none(self):
         path = os.path.join(self.directory, "tokens")
         with open(path, "w", encoding="utf-8") as tokens:
@@ -112,10 +156,15 @@ class Serve(harness.Case):
                                   capture_output=True, text=True, timeout=harness.DEADLINE_S)
 
         self.assertIn("instance: a", run("status").stdout)
+        self.assertIn("instance: a", run("status", "--instance", "a").stdout)
+        other = run("status", "--instance", "b")
+        self.assertEqual((other.returncode, other.stdout), (1, ""), "not shown as somebody else")
+        self.assertIn("no instance of that name", other.stderr)
         self.assertEqual(run("sleep", "--level", "2").returncode, 0)
         self.assertTrue(daemon.get("/is_sleeping")[1]["is_sleeping"])
         self.assertEqual(run("resume").returncode, 1, "memory is not there")
         self.assertEqual(run("wake", "--tags", "weights", "--tags", "kv_cache").returncode, 0)
+        self.assertIn("nothing_to_do: true", run("wake").stdout, "also where a list is empty")
         self.assertFalse(daemon.get("/is_sleeping")[1]["is_sleeping"])
         self.assertIn("sleep", run("ops").stdout)
         self.assertEqual(run("sleep", "--level", "7").returncode, 1)
