@@ -209,10 +209,9 @@ static int soonest(int a, int b)
     return a < 0 ? b : b < 0 || a < b ? a : b;
 }
 
-static int loop(struct kve_engine *engine, const struct settings *settings,
+static int loop(struct kve_engine *engine, const struct settings *settings, struct replay *replay,
                 struct kve_control *control, int signals)
 {
-    struct replay replay = {.settings = settings, .trace = settings->engine.trace};
     bool told = settings->speed < 0;
 
     for (;;) {
@@ -221,7 +220,7 @@ static int loop(struct kve_engine *engine, const struct settings *settings,
             {.fd = kvplane_fd(engine->kv), .events = POLLIN},
             {.fd = control == NULL ? -1 : settings->control_fd, .events = POLLIN},
         };
-        int wait_ms = replay_turn(&replay, engine);
+        int wait_ms = replay_turn(replay, engine);
 
         wait_ms = soonest(wait_ms, kve_engine_turn(engine));
         if (control != NULL) {
@@ -231,7 +230,7 @@ static int loop(struct kve_engine *engine, const struct settings *settings,
                     kvplane_last_error(engine->kv));
             return 1;
         }
-        if (!told && replay.ended == replay.trace->nrequests) {
+        if (!told && replay->ended == replay->trace->nrequests) {
             told = true;
             print_result(engine);
         }
@@ -252,6 +251,8 @@ static int run_engine(struct settings *settings)
 {
     struct kve_engine *engine;
     struct kve_control *control = NULL;
+    /* outlives the engine: what is in flight at the end is counted when the engine goes */
+    struct replay replay = {.settings = settings, .trace = settings->engine.trace};
     sigset_t mask;
     int signals, code = 1;
 
@@ -274,7 +275,7 @@ static int run_engine(struct settings *settings)
         control = kve_control_create(engine, settings->control_fd);
     }
     if (settings->control_fd < 0 || control != NULL) {
-        code = loop(engine, settings, control, signals);
+        code = loop(engine, settings, &replay, control, signals);
     }
     kve_engine_destroy(engine);
     if (control != NULL) {

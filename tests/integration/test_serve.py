@@ -53,6 +53,19 @@ class Serve(harness.Case):
             self.assertFalse(os.path.exists(daemon.socket), "the socket is gone")
             self.clean(engine)
 
+    def test_an_engine_in_the_middle_of_a_replay_ends_with_0(self):
+        daemon = self.daemon()
+        for turn in range(3):
+            put = daemon.metric("kvplane_puts_total", result="ok")
+            engine = harness.Process(
+                ["engine", "--socket", daemon.socket, "--instance", "a", "--speed", "0",
+                 "--requests", "100000"], self.directory, f"replay-{turn}")
+            self.processes.append(engine)
+            harness.until("it puts", lambda put=put:
+                          daemon.metric("kvplane_puts_total", result="ok") > put)
+            self.clean(engine)
+        self.clean(daemon)
+
     def test_a_request_in_work_is_answered_when_the_daemon_stops(self):
         daemon = self.daemon()
         self.engine(daemon, "a", "--misbehave", "pause-never")
