@@ -174,7 +174,8 @@ struct kve_engine {
     struct kve_memory kv_cache, weights;
     struct kve_pool *pool;
     kvplane_token *block_tokens; /* stay in which a cached block was computed */
-    bool cache_closed; /* a stay was left, the cache not reset since (not with tracks_lineage) */
+    bool cache_closed; /* a stay was left (not with tracks_lineage) or the weights were written, and
+                          the cache was not reset since */
 
     /* weights: ids held before, or held by others, that bytes may be mistaken for */
     uint64_t seen[KVE_WEIGHTS_SEEN_MAX];

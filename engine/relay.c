@@ -62,6 +62,9 @@ static bool write_weights(const struct relayed *relayed)
         return false;
     }
     kve_weights_write(engine, new_weights(relayed));
+    /* An engine that was not paused has gone on caching since the change began. Its end is another
+     * leaving, and the reset after that opens the cache again. */
+    engine->cache_closed = true;
     engine->weights_written = true;
     return true;
 }

@@ -337,6 +337,33 @@ Test(engine, an_engine_that_tracks_lineage_needs_no_reset)
     cr_assert_eq(last.local_hits, 4, "blocks of this stay");
 }
 
+/* An update of an engine that is not paused: leave, reset, write, leave, reset, and it runs on. */
+static void update_unpaused(uint64_t next_stay, bool reset)
+{
+    leave(next_stay);
+    cr_assert(!reset || reset_local(false)->result == KVPLANE_OK);
+    run_cold(0);
+    cr_assert(relay("update_weights", "{\"update_info\":{\"weights_id\":9}}")->written);
+    run_cold(0);
+    cr_assert_eq(last.local_hits, 0, "computed with the weights of before");
+    cr_assert_eq(last.stale, 0);
+    leave(next_stay + 1);
+    cr_assert(!reset || reset_local(false)->result == KVPLANE_OK);
+    run_cold(0);
+    cr_assert_eq(last.local_hits, 0);
+    run_cold(0);
+    cr_assert_gt(last.local_hits, 0, "open again");
+    cr_assert_eq(last.stale, 0);
+}
+
+Test(engine, what_was_cached_before_the_weights_were_written_serves_nothing_after)
+{
+    update_unpaused(2, true);
+    teardown();
+    create(true);
+    update_unpaused(2, false);
+}
+
 Test(engine, a_reset_is_refused_while_blocks_are_held_and_preempts_if_told)
 {
     struct fake_call *reset;
