@@ -580,6 +580,7 @@ static void turn_one(struct kve_request *request, bool *more_p)
         if (kve_weights_held(engine) == 0) {
             COUNT(request, errors, 1); /* the trainer resumed an engine without weights */
             end_aborted(request);
+            *more_p = true; /* its place is free */
             return;
         }
         step(request, more_p);

@@ -576,6 +576,25 @@ Test(engine, a_request_on_weights_that_were_never_loaded_is_an_error)
     cr_assert_eq(last.errors, 1);
 }
 
+Test(engine, requests_that_end_at_once_let_those_behind_them_begin)
+{
+    release("weights", true, false);
+    restore("weights");
+    for (int i = 0; i < 10; i++) {
+        run_request(0, false);
+    }
+    while (kve_engine_turn(engine) == 0) { /* as its loop does: until it has nothing to do */
+    }
+    while (runs_done < 10) {
+        cr_assert_not_null(fake_find('l'), "it waits for nothing, with %d of 10 done", runs_done);
+        while (fake_find('l') != NULL) {
+            answer_lookup(KVPLANE_OK, 0);
+        }
+        while (kve_engine_turn(engine) == 0) {
+        }
+    }
+}
+
 /* ---- relayed calls ---- */
 
 Test(engine, every_update_call_has_its_effect)
