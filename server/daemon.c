@@ -171,6 +171,13 @@ static kvb_status_t create_store(struct kvp_daemon *daemon)
     const struct kvs_node_config node = {.share_bytes = config->store_bytes,
                                          .shards = (uint32_t)config->shards,
                                          .ticket_ms = kvb_fault_run() ? 0 : config->transfer_bound};
+    uint64_t each = config->store_bytes / config->shards;
+    if (each < KVS_CORE_PAGE || each > KVS_CORE_SHARE_MAX) {
+        KVB_LOG(ERROR, "store-bytes over shards is too little or too much for a shard",
+                KVB_U64("store_bytes", config->store_bytes), KVB_U64("shards", config->shards),
+                KVB_U64("shard_min", KVS_CORE_PAGE), KVB_U64("shard_max", KVS_CORE_SHARE_MAX));
+        return KVB_ERR_INVALID;
+    }
     kvb_status_t status = kvt_loopback_create(sched, TRANSFERS_MAX, &daemon->transport);
     if (status == KVB_OK) {
         status = kvs_node_create(sched, daemon->transport, &node, &daemon->node);
@@ -330,6 +337,8 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
     kvb_timer_init(&daemon->stop_bound, on_stop_bound);
     kvb_status_t status = kvp_loop_create(&loop_ops, daemon, &daemon->loop);
     if (status != KVB_OK) {
+        KVB_LOG(ERROR, "the event loop cannot be created; too few descriptors? (ulimit -n)",
+                KVB_STATUS(status));
         free(daemon);
         return status;
     }

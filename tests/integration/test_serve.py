@@ -107,6 +107,22 @@ class Serve(harness.Case):
                 self.assertEqual(done.returncode, 1)
                 self.assertIn(word + ":", done.stderr)
 
+    def test_a_daemon_that_cannot_start_says_what_to_change(self):
+        def few_descriptors():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+
+        for args, before, word in (
+                (["--store-bytes", "1MiB", "--shards", "256"], None, "shard_min=65536"),
+                (["--store-bytes", "64TiB"], None, "shard_max="),
+                ([], few_descriptors, "ulimit -n")):
+            with self.subTest(word):
+                done = subprocess.run(
+                    [harness.PROGRAM, "serve", "--listen", "127.0.0.1:0", "--engine-socket",
+                     os.path.join(self.directory, "s"), *args], preexec_fn=before,
+                    capture_output=True, text=True, timeout=harness.DEADLINE_S)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(word, done.stderr)
+
     def test_config_shows_what_is_in_force_and_refuses_what_is_not_allowed(self):
         def run(*args):
             return subprocess.run([harness.PROGRAM, "config", *args], capture_output=True,
