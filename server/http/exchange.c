@@ -37,6 +37,16 @@
 static void reply(struct kvp_request *request, unsigned http_status, json_t *body,
                   unsigned retry_after_s);
 
+/* We read the query from our copy. libmicrohttpd would take memory of the connection for each of
+ * its parameters, and after some thousand have none left to answer with: it gets to see one. */
+static void hide_parameters(char *target)
+{
+    char *at = strchr(target, '?');
+    while (at != NULL && (at = strchr(at, '&')) != NULL) {
+        *at = '+';
+    }
+}
+
 /* First notice of a request: its request line is there. The result becomes *con_cls. */
 void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *mhd)
 {
@@ -62,6 +72,7 @@ void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *
     exchange->raw_target = target;
     exchange->raw_target_len = strlen(target);
     exchange->target = copy;
+    hide_parameters((char *)(uintptr_t)target); /* const by the callback's type alone */
     exchange->request.reply = reply;
     kvp_connection_receiving(&http->connections, connection, exchange->begun_ns);
     return exchange;

@@ -550,6 +550,28 @@ Test(http, heads_have_limits)
     expect_health();
 }
 
+Test(http, a_query_of_thousands_of_parameters_is_read_and_answered)
+{
+    static const unsigned counts[] = {10, 1000, 2000, 4000};
+
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        int fd = http_connect(rest.port);
+        char *query = filled(2 * (size_t)counts[i], 'a');
+        for (size_t j = 1; j < 2 * (size_t)counts[i]; j += 2) {
+            query[j] = '&';
+        }
+        cr_assert(http_send_text(fd, "POST /sleep?") && http_send_text(fd, query) &&
+                  http_send_text(fd, "level=7 HTTP/1.1\r\n" HOST "\r\n"));
+        struct http_answer answer = http_receive(fd, false);
+        expect_shape(&answer, 400, "many parameters");
+        cr_expect_not_null(strstr(answer.body, "query.level"), "%u: %s", counts[i], answer.body);
+        http_answer_free(&answer);
+        close(fd);
+        free(query);
+    }
+    expect_health();
+}
+
 /* Sends a body of len bytes, a JSON object, in pieces of 64 KiB. */
 static struct http_answer send_body(const char *path, size_t len, bool chunked)
 {
