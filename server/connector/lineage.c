@@ -514,11 +514,11 @@ void kvp_lineage_written(struct kvp_lineage *l, const struct kvb_random *random,
 {
     l->changed = true;
     l->written_since_step = true;
-    if (!l->update) { /* a running change has left and will leave again at its end */
-        leave_for(l, KVP_LEAVE_WRITTEN, random, out);
-        name_clear(l->last_name);
-        memset(&l->last_lineage, 0, sizeof l->last_lineage);
-    }
+    /* Also within a change, which has left at its start: what the engine caches for itself since
+     * then, under that stay, was computed with what these weights replace. */
+    leave_for(l, KVP_LEAVE_WRITTEN, random, out);
+    name_clear(l->last_name);
+    memset(&l->last_lineage, 0, sizeof l->last_lineage);
     settle(l, out);
 }
 

@@ -285,7 +285,9 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
             if (reply != NULL) {
                 keep_relay(op, call->rank, &reply->relay);
             }
-            if (reply != NULL && reply->relay.weights_written) { /* whatever the call's name said */
+            if (reply != NULL && /* whatever the call's name said, or else its answer */
+                (reply->relay.weights_written ||
+                 (status == KVB_OK && op->ask.operation == KVP_OP_UPDATE))) {
                 KVP_LINEAGE(instance, written, kvp_instance_random(instance));
             }
             break;
@@ -776,6 +778,9 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
         return pending;
     case KVP_STEP_BEGIN_UPDATE:
     case KVP_STEP_BEGIN_CALL:
+        if (step == KVP_STEP_BEGIN_CALL && instance->lineage.update) { /* what begins one leaves */
+            KVP_LINEAGE(instance, written, kvp_instance_random(instance));
+        }
         kvp_instance_bracket(instance, step == KVP_STEP_BEGIN_CALL ? KVP_BEV_CALL : KVP_BEV_START);
         return kvp_op_wait_for(op, KVP_WAIT_ACK, KVB_NEVER);
     case KVP_STEP_RELAY:

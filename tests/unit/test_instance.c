@@ -591,6 +591,29 @@ Test(instance, what_an_engine_says_of_a_relay_counts_for_more_than_its_name)
     world_close(&w);
 }
 
+Test(instance, within_a_bracket_every_call_that_wrote_weights_leaves_what_was_cached_before_it)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    OK(&w, "start");
+    OK(&w, "reset"); /* from here on the engine caches for itself again, while it runs */
+    struct kvb_token token = w.engine.ranks[0].rank.stay->token;
+    w.engine.local_reset_done = true;
+    w.engine.cached = 3;
+    OK(&w, "update");
+    cr_assert_not(kvb_token_equal(token, w.engine.ranks[0].rank.stay->token));
+    cr_assert(kvb_lineage_equal(w.engine.ranks[0].lineage.lineage,
+                                w.engine.ranks[0].rank.stay->lineage),
+              "acknowledged before it is answered");
+    cr_assert_not(w.engine.local_reset_done);
+    cr_assert_not(world_view(&w).open);
+    OK(&w, "finish");
+    sim_advance(&w.sim, 1000);
+    cr_assert(fake_engine_open(&w.engine));
+    cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w1");
+    world_close(&w);
+}
+
 Test(instance, a_sleep_with_the_opt_out_keeps_its_lineage_and_a_later_one_without_leaves)
 {
     struct world w;
