@@ -213,6 +213,7 @@ static int loop(struct kve_engine *engine, const struct settings *settings, stru
                 struct kve_control *control, int signals)
 {
     bool told = settings->speed < 0;
+    bool waiting = false;
 
     for (;;) {
         struct pollfd fds[] = {
@@ -229,6 +230,11 @@ static int loop(struct kve_engine *engine, const struct settings *settings, stru
             fprintf(stderr, "engine %s: refused: %s\n", engine->options.instance,
                     kvplane_last_error(engine->kv));
             return 1;
+        } else if (waiting != (!engine->attached && kvplane_last_error(engine->kv)[0] != '\0')) {
+            waiting = !waiting;
+            fprintf(stderr, "engine %s: %s%s\n", engine->options.instance,
+                    waiting ? "waiting for its daemon: " : "attached",
+                    waiting ? kvplane_last_error(engine->kv) : "");
         }
         if (!told && replay->ended == replay->trace->nrequests) {
             told = true;

@@ -107,6 +107,17 @@ class Serve(harness.Case):
                 self.assertEqual(done.returncode, 1)
                 self.assertIn(word + ":", done.stderr)
 
+    def test_an_engine_without_a_daemon_says_that_it_waits(self):
+        path = os.path.join(self.directory, "engine.sock")
+        engine = harness.Process(["engine", "--socket", path], self.directory, "alone")
+        self.processes.append(engine)
+        harness.until("it says so", lambda: "waiting for its daemon" in engine.stderr())
+        self.assertIn(path, engine.stderr())
+        daemon = self.daemon()
+        harness.until("it attaches", lambda: daemon.get("/health")[0] == 200)
+        harness.until("it says so", lambda: "attached" in engine.stderr())
+        self.clean(engine, daemon)
+
     def test_a_daemon_that_cannot_start_says_what_to_change(self):
         def few_descriptors():
             resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
