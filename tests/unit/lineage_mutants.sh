@@ -103,9 +103,8 @@ try version_constant "const-sleep const-cd" 'if (l->changed) {
             l->unnamed = KVP_PRIVATE_SAME_VERSION;' 'if (false) {
             l->unnamed = KVP_PRIVATE_SAME_VERSION;'
 try written_counts_as_change rule \
-    'l->changed = true;
-    l->written_since_step = true;
-    if (!l->update) {' 'if (false) {'
+    'leave_for(l, KVP_LEAVE_WRITTEN, random, out);
+    name_clear(l->last_name);' 'name_clear(l->last_name);'
 try version_held rule \
     'if (l->held[0] == '"'\\0'"' || l->update ||' 'if (l->held[0] == '"'\\0'"' ||'
 try cut_short_names_nothing "cut" 'if (!clean) {' 'if (false) {'
