@@ -122,12 +122,22 @@ static void on_rank_answer(void *arg, kvb_status_t status, const union kvp_rank_
     }
 }
 
+/* Nobody was asked: who waits for the engine's acknowledgement is told. */
+static void call_failed(struct kvp_instance *instance, enum kvp_lineage_do what)
+{
+    if (what == KVP_DO_SEND) {
+        instance->ack_status = KVB_ERR_NO_MEMORY;
+        kvp_op_lineage_moved(instance);
+    }
+    kvp_instance_schedule_reconcile(instance); /* asks again */
+}
+
 static void call_ranks(struct kvp_instance *instance, enum kvp_lineage_do what, uint32_t ask,
                        uint8_t roles, enum kvb_link_type type, const void *msg)
 {
     struct lineage_call *call = calloc(1, sizeof *call);
     if (call == NULL) {
-        kvp_instance_schedule_reconcile(instance); /* asks again */
+        call_failed(instance, what);
         return;
     }
     call->instance = instance;
@@ -162,7 +172,7 @@ static void call_ranks(struct kvp_instance *instance, enum kvp_lineage_do what, 
         kvb_list_remove(&call->link);
         free(call->names);
         free(call);
-        kvp_instance_schedule_reconcile(instance);
+        call_failed(instance, what);
     }
 }
 

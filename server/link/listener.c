@@ -23,10 +23,11 @@
  * that ends, while a socket file stays. Whoever holds the lock may replace the socket. The lock
  * file is never removed: a second daemon could have it open already.
  */
-enum { BACKLOG = 64, ACCEPTS_PER_TURN = 16 };
+enum { BACKLOG = 64, ACCEPTS_PER_TURN = 16, ACCEPT_RETRY_MS = 100 };
 
 struct kvp_listener {
     uv_poll_t poll;
+    struct kvb_timer retry; /* out of descriptors: nothing is accepted until then */
     struct kvp_link *link;
     int fd;
     int lock_fd;
@@ -65,6 +66,10 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         if (fd < 0) {
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
                 KVB_LOG_LIMITED(ERROR, "accept on the engine socket", KVB_ERRNO(errno));
+                /* Who waits keeps the descriptor readable: looking again at once would spin. */
+                (void)uv_poll_stop(&listener->poll);
+                kvb_sched_timer_set(link->config.sched, &listener->retry,
+                                    kvb_deadline_in_ms(link->config.sched->clock, ACCEPT_RETRY_MS));
             }
             return;
         }
@@ -78,6 +83,13 @@ static void on_connection(uv_poll_t *poll, int status, int events)
             kvp_session_open(link, fd);
         }
     }
+}
+
+static void on_retry(struct kvb_timer *timer)
+{
+    struct kvp_listener *listener = kvb_container_of(timer, struct kvp_listener, retry);
+    int rc = uv_poll_start(&listener->poll, UV_READABLE, on_connection);
+    kvb_assert(rc == 0); /* it was started before */
 }
 
 static kvb_status_t take_lock(const char *path, int *fd_p)
@@ -139,6 +151,7 @@ kvb_status_t kvp_listener_create(struct kvp_link *link, struct kvp_listener **li
         return KVB_ERR_NO_MEMORY;
     }
     listener->link = link;
+    kvb_timer_init(&listener->retry, on_retry);
     if (strlen(link->config.path) >= sizeof listener->path) {
         KVB_LOG(ERROR, "engine socket: path is too long", KVB_STR("path", link->config.path),
                 KVB_U64("limit", sizeof listener->path - 1));
@@ -189,6 +202,7 @@ void kvp_listener_destroy(struct kvp_listener *listener)
 {
     /* Still ours: the lock is held until the handle is gone. */
     (void)unlink(listener->path);
+    kvb_sched_timer_clear(listener->link->config.sched, &listener->retry);
     uv_close((uv_handle_t *)&listener->poll, on_uv_closed);
     (void)close(listener->fd);
 }

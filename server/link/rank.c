@@ -106,6 +106,10 @@ void kvp_link_rank_admitted(struct kvp_link_rank *rank, struct kvp_instance *ins
 void kvp_link_rank_disconnected(struct kvp_link_rank *rank)
 {
     rank->connected = false;
+    if (rank->owner->config.store != NULL &&
+        rank->hold_id != 0) { /* what it was promised, nobody will get */
+        kvs_client_discard_instance(rank->owner->config.store, rank->hold_id);
+    }
     kvp_tasks_stop(rank);
     kvp_regions_stop(rank);
 }

@@ -165,6 +165,17 @@ class Serve(harness.Case):
                       and daemon.metric("kvplane_regions", instance="a") == 2)
         self.clean(engine, daemon)
 
+    def test_a_connection_that_finds_no_descriptor_is_accepted_when_there_is_one(self):
+        daemon = self.daemon()
+        own = max(map(int, os.listdir(f"/proc/{daemon.pid}/fd"))) + 1
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (own, before[1]))
+        engine = self.engine(daemon, "a", attach=False)
+        harness.until("the accept has failed", lambda: "accept on the engine socket" in daemon.stderr())
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+        engine.event("attached")
+        self.clean(engine, daemon)
+
     def test_tokens_guard_what_acts_and_probes_need_none(self):
         path = os.path.join(self.directory, "tokens")
         with open(path, "w", encoding="utf-8") as tokens:

@@ -138,6 +138,7 @@ static struct {
     uint32_t submitted;
     uint32_t canceled;
     uint32_t discarded;
+    uint64_t discarded_instance;
     kvb_status_t refuse; /* not OK: what the next submits answer */
     struct kvb_lineage lineage;
 } store;
@@ -167,6 +168,12 @@ void kvs_client_discard(struct kvs_client *client, struct kvs_hold hold)
     (void)client;
     (void)hold;
     store.discarded++;
+}
+
+void kvs_client_discard_instance(struct kvs_client *client, uint64_t instance)
+{
+    (void)client;
+    store.discarded_instance = instance;
 }
 
 static struct kvs_batch *oldest_batch(void)
@@ -1644,6 +1651,14 @@ Test(link, the_connection_ends_only_when_the_transfers_have)
     sim_advance(&sim, 1000);
     cr_assert(closed(&engine));
     (void)close(engine.fd);
+}
+
+Test(link, what_a_dead_engine_was_promised_is_given_back)
+{
+    struct engine engine = engine_with_regions();
+    cr_assert_eq(store.discarded_instance, 0);
+    engine_end(&engine);
+    cr_assert_eq(store.discarded_instance, 7);
 }
 
 Test(link, disconnecting_a_rank_tells_its_instance_later)
