@@ -28,6 +28,10 @@
  * What is carried across a change of weights is then refused (KVPLANE_ERR_FENCED): lookups and gets
  * are misses, puts are dropped.
  *
+ * And the engine's own prefix cache: from the moment its weights are written, what was cached
+ * before serves nothing any more, also while the call that wrote them still runs. Only the engine
+ * can see to that; kvplane's part, a new token and a reset_local, comes with the call's end.
+ *
  * Every asynchronous call that returned KVPLANE_OK completes exactly once, through its callback,
  * in any order, also when the daemon dies (then with KVPLANE_ERR_DISCONNECTED). Memory named by a
  * put or a get belongs to the transfer until then: the daemon may still be writing into it. For the
