@@ -88,7 +88,7 @@ struct kvplane {
     bool timer_armed;
     uint32_t backoff_ms;
     uint64_t attached_ns; /* when the last session was; 0: none since the last start */
-    kvb_status_t doom; /* an answer could not be sent: end the session at the next process */
+    kvb_status_t doom;    /* an answer could not be sent: end the session at the next process */
     kvb_status_t end_reason;
     char error[512];
 

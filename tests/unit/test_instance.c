@@ -602,9 +602,9 @@ Test(instance, within_a_bracket_every_call_that_wrote_weights_leaves_what_was_ca
     w.engine.cached = 3;
     OK(&w, "update");
     cr_assert_not(kvb_token_equal(token, w.engine.ranks[0].rank.stay->token));
-    cr_assert(kvb_lineage_equal(w.engine.ranks[0].lineage.lineage,
-                                w.engine.ranks[0].rank.stay->lineage),
-              "acknowledged before it is answered");
+    cr_assert(
+        kvb_lineage_equal(w.engine.ranks[0].lineage.lineage, w.engine.ranks[0].rank.stay->lineage),
+        "acknowledged before it is answered");
     cr_assert_not(w.engine.local_reset_done);
     cr_assert_not(world_view(&w).open);
     OK(&w, "finish");
