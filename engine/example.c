@@ -105,10 +105,8 @@ static void finish_calls(void)
 
 static void run_prompt(void)
 {
-    static const struct kvplane_key keys[BLOCKS] = {{.key = "b0", .len = 2},
-                                                    {.key = "b1", .len = 2},
-                                                    {.key = "b2", .len = 2},
-                                                    {.key = "b3", .len = 2}};
+    static const struct kvplane_key keys[BLOCKS] = {
+        {"b0", 2, NULL, 0}, {"b1", 2, NULL, 0}, {"b2", 2, NULL, 0}, {"b3", 2, NULL, 0}};
     static const struct kvplane_keys prompt = {.keys = keys, .nkeys = BLOCKS};
     kvplane_token token = kvplane_get_token(kv); /* before anything is computed */
     uint32_t hits = 0;
