@@ -228,7 +228,6 @@ static kvb_status_t create_fleet(struct kvp_daemon *daemon)
     const struct kvp_fleet_config fleet = {
         .sched = kvp_loop_sched(daemon->loop),
         .coordinator = daemon->coordinator,
-        .store = daemon->client,
         .bounds = {.drain_ms = config->drain_bound,
                    .transfer_ms = config->transfer_bound,
                    .abort_ms = config->abort_bound,

@@ -190,7 +190,7 @@ void kvp_instance_state_text(const struct kvp_instance *instance, char *out, siz
     }
 }
 
-static struct kvp_instance *find(const struct kvp_fleet *fleet, const char *name)
+struct kvp_instance *kvp_fleet_find(const struct kvp_fleet *fleet, const char *name)
 {
     kvb_list_each(&fleet->instances, link)
     {
@@ -206,7 +206,7 @@ bool kvp_fleet_view(struct kvp_fleet *fleet, const char *name, struct kvp_view *
 {
     struct kvp_instance *instance = NULL;
     if (name != NULL) {
-        instance = find(fleet, name);
+        instance = kvp_fleet_find(fleet, name);
     } else if (kvp_fleet_count(fleet) == 1) {
         instance = kvb_container_of(kvb_list_first(&fleet->instances), struct kvp_instance, link);
     }
@@ -671,7 +671,7 @@ kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet, const struct kvb_link_hell
     if (status != KVB_OK) {
         return status;
     }
-    struct kvp_instance *instance = find(fleet, hello->instance);
+    struct kvp_instance *instance = kvp_fleet_find(fleet, hello->instance);
     bool created = instance == NULL;
     if (created) {
         instance = instance_create(fleet, hello->instance);

@@ -171,7 +171,6 @@ struct kvp_bounds {            /* milliseconds; each a config key */
 struct kvp_fleet_config {
     struct kvb_sched *sched;
     struct kvs_coordinator *coordinator; /* NULL: no store configured; external parts are success */
-    struct kvs_client *store;            /* NULL likewise */
     struct kvp_bounds bounds;
     const char *unversioned_event;                           /* NULL, "reset", "finish", "sleep" */
     void (*changed)(void *ctx, const struct kvp_view *view); /* after every change of state */

@@ -135,6 +135,8 @@ struct kvp_fleet {
 };
 
 /* ---- fleet.c ---- */
+/* NULL: none of that name. */
+struct kvp_instance *kvp_fleet_find(const struct kvp_fleet *fleet, const char *name);
 void kvp_instance_changed(struct kvp_instance *instance);
 void kvp_instance_event(struct kvp_instance *instance, const char *kind, const char *detail);
 void kvp_instance_fill_view(struct kvp_instance *instance, struct kvp_view *view_p);

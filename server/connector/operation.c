@@ -190,16 +190,14 @@ static void on_turn_over(struct kvb_timer *timer)
 
 /* ---- asking ---- */
 
-static struct kvp_instance *find(struct kvp_fleet *fleet, const char *name)
+/* The one of that name; NULL: any, which is the only one if there is one. */
+static struct kvp_instance *named_or_any(struct kvp_fleet *fleet, const char *name)
 {
-    kvb_list_each(&fleet->instances, link)
-    {
-        struct kvp_instance *instance = kvb_container_of(link, struct kvp_instance, link);
-        if (name == NULL || strcmp(instance->name, name) == 0) {
-            return instance;
-        }
+    if (name != NULL) {
+        return kvp_fleet_find(fleet, name);
     }
-    return NULL;
+    struct kvb_list *first = kvb_list_first(&fleet->instances);
+    return first == NULL ? NULL : kvb_container_of(first, struct kvp_instance, link);
 }
 
 static bool add_caller(struct kvp_op *op, kvp_outcome_fn done, void *arg)
@@ -288,7 +286,7 @@ static void refuse_to(struct kvp_fleet *fleet, const struct kvp_ask *ask, const 
 static struct kvp_instance *choose(struct kvp_fleet *fleet, const char *name,
                                    char text[KVP_MESSAGE_MAX], kvb_status_t *status_p)
 {
-    struct kvp_instance *instance = find(fleet, name);
+    struct kvp_instance *instance = named_or_any(fleet, name);
     if (instance == NULL) {
         *status_p = name == NULL ? KVB_ERR_BAD_STATE : KVB_ERR_NOT_FOUND;
         snprintf(text, KVP_MESSAGE_MAX,
