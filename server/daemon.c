@@ -40,7 +40,8 @@ struct kvp_daemon {
     const struct kvp_config *config;
     struct kvp_loop *loop;
     struct kvb_metrics *metrics;
-    struct kvt_transport *transport;
+    struct kvt_regions *regions;
+    struct kvt_transport *loopback;
     struct kvs_node *node;
     struct kvs_client *client;
     struct kvs_coordinator *coordinator;
@@ -178,9 +179,12 @@ static kvb_status_t create_store(struct kvp_daemon *daemon)
                 KVB_U64("shard_min", KVS_CORE_PAGE), KVB_U64("shard_max", KVS_CORE_SHARE_MAX));
         return KVB_ERR_INVALID;
     }
-    kvb_status_t status = kvt_loopback_create(sched, TRANSFERS_MAX, &daemon->transport);
+    kvb_status_t status = kvt_regions_create(sched, &daemon->regions);
     if (status == KVB_OK) {
-        status = kvs_node_create(sched, daemon->transport, &node, &daemon->node);
+        status = kvt_loopback_create(daemon->regions, TRANSFERS_MAX, &daemon->loopback);
+    }
+    if (status == KVB_OK) {
+        status = kvs_node_create(sched, daemon->loopback, &node, &daemon->node);
     }
     if (status == KVB_OK && kvp_config_each_tenant(config->tenants, set_quota, daemon)) {
         status = daemon->ended;
@@ -251,7 +255,7 @@ static kvb_status_t create_link(struct kvp_daemon *daemon)
         .loop = kvp_loop_uv(daemon->loop),
         .fleet = daemon->fleet,
         .store = daemon->client,
-        .transport = daemon->transport,
+        .regions = daemon->regions,
         .metrics = daemon->metrics,
         .path = config->engine_socket,
         .any_uid = config->engine_any_uid,
@@ -393,9 +397,8 @@ static void destroy_store(struct kvp_daemon *daemon)
         kvs_client_destroy(daemon->client);
     }
     kvs_node_destroy(daemon->node);
-    if (daemon->transport != NULL) {
-        kvt_transport_destroy(daemon->transport);
-    }
+    kvt_transport_destroy(daemon->loopback);
+    kvt_regions_destroy(daemon->regions);
 }
 
 void kvp_daemon_destroy(struct kvp_daemon *daemon)

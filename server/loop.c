@@ -24,6 +24,7 @@ struct kvp_loop {
     uv_signal_t sigint;
     uv_signal_t sigterm;
     struct kvb_sched sched;
+    struct kvb_io io;
     struct kvb_timer beat;
     struct kvb_event woken;
     const struct kvp_loop_ops *ops;
@@ -115,6 +116,71 @@ static void first_beat(struct kvp_loop *loop)
     kvb_sched_timer_set(&loop->sched, &loop->beat, now_ns);
 }
 
+/* ---- descriptors ---- */
+
+struct poll {
+    uv_poll_t uv;
+    struct kvb_io_watch *watch; /* NULL: closing */
+};
+
+static void on_poll(uv_poll_t *uv, int status, int events)
+{
+    struct poll *poll = kvb_container_of(uv, struct poll, uv);
+    unsigned ready = KVB_IO_READ | KVB_IO_WRITE; /* an error: reading or writing tells which */
+    if (status == 0) {
+        ready = ((events & UV_READABLE) != 0 ? KVB_IO_READ : 0u) |
+                ((events & UV_WRITABLE) != 0 ? KVB_IO_WRITE : 0u);
+    }
+    poll->watch->fn(poll->watch, ready);
+}
+
+static void on_poll_closed(uv_handle_t *handle)
+{
+    free(kvb_container_of((uv_poll_t *)handle, struct poll, uv));
+}
+
+static void io_unwatch(struct kvb_io *io, struct kvb_io_watch *watch)
+{
+    (void)io;
+    struct poll *poll = watch->impl;
+    watch->impl = NULL;
+    (void)uv_poll_stop(&poll->uv); /* forgets the descriptor at once */
+    uv_close((uv_handle_t *)&poll->uv, on_poll_closed);
+}
+
+static kvb_status_t io_watch(struct kvb_io *io, struct kvb_io_watch *watch, unsigned events)
+{
+    struct kvp_loop *loop = kvb_container_of(io, struct kvp_loop, io);
+    bool fresh = watch->impl == NULL;
+    if (fresh) {
+        struct poll *poll = malloc(sizeof *poll);
+        if (poll == NULL) {
+            return KVB_ERR_NO_MEMORY;
+        }
+        if (uv_poll_init(&loop->uv, &poll->uv, watch->fd) != 0) {
+            free(poll);
+            return KVB_ERR_IO;
+        }
+        poll->watch = watch;
+        watch->impl = poll;
+    }
+    struct poll *poll = watch->impl;
+    int wanted = ((events & KVB_IO_READ) != 0 ? UV_READABLE : 0) |
+                 ((events & KVB_IO_WRITE) != 0 ? UV_WRITABLE : 0);
+    int rc = wanted == 0 ? uv_poll_stop(&poll->uv) : uv_poll_start(&poll->uv, wanted, on_poll);
+    if (rc != 0) {
+        if (fresh) {
+            io_unwatch(io, watch);
+        }
+        return KVB_ERR_IO;
+    }
+    return KVB_OK;
+}
+
+static const struct kvb_io_ops io_ops = {.watch = io_watch, .unwatch = io_unwatch};
+
+/* ---- create and destroy ---- */
+
 static void close_handle(uv_handle_t *handle, void *arg)
 {
     (void)arg;
@@ -130,6 +196,7 @@ kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct k
         return KVB_ERR_NO_MEMORY;
     }
     loop->ops = ops;
+    loop->io.ops = &io_ops;
     loop->ctx = ctx;
     if (uv_loop_init(&loop->uv) != 0) {
         goto err_free;
@@ -185,6 +252,11 @@ void kvp_loop_destroy(struct kvp_loop *loop)
 struct kvb_sched *kvp_loop_sched(struct kvp_loop *loop)
 {
     return &loop->sched;
+}
+
+struct kvb_io *kvp_loop_io(struct kvp_loop *loop)
+{
+    return &loop->io;
 }
 
 struct uv_loop_s *kvp_loop_uv(struct kvp_loop *loop)

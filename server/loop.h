@@ -2,12 +2,14 @@
 #ifndef SERVER_LOOP_H
 #define SERVER_LOOP_H
 
+#include "base/io.h"
 #include "base/sched.h"
 #include "base/status.h"
 
 /*
- * The daemon's one thread for everything but HTTP: a libuv loop that drives a struct kvb_sched.
- * What runs under the scheduler knows nothing of libuv; sockets (server/link) use kvp_loop_uv().
+ * One thread's libuv loop, which drives a struct kvb_sched and a struct kvb_io. The daemon has one
+ * for everything but HTTP; a store node has one for each I/O thread. What runs under them knows
+ * nothing of libuv; sockets of engines (server/link) use kvp_loop_uv().
  *
  * Everything is loop thread only, but for kvp_loop_wake(), kvp_loop_beat_ns() and
  * kvp_loop_lag_ns().
@@ -33,6 +35,7 @@ KVB_MUST_USE kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *
 void kvp_loop_destroy(struct kvp_loop *loop);
 
 struct kvb_sched *kvp_loop_sched(struct kvp_loop *loop);
+struct kvb_io *kvp_loop_io(struct kvp_loop *loop); /* nothing watched when it is destroyed */
 struct uv_loop_s *kvp_loop_uv(struct kvp_loop *loop);
 
 /* Runs until kvp_loop_stop(). */

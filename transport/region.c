@@ -42,14 +42,52 @@ static void set_state(struct kvt_region *region, enum kvt_region_state state)
     region->state = state;
 }
 
+/* ---- all of them ---- */
+
+kvb_status_t kvt_regions_create(struct kvb_sched *sched, struct kvt_regions **regions_p)
+{
+    struct kvt_regions *regions = malloc(sizeof *regions);
+    if (regions == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    *regions = (struct kvt_regions){
+        .sched = sched,
+        .memory = {[KVT_MEMORY_HOST] = &kvt_memory_host},
+    };
+    kvb_list_init(&regions->transports);
+    kvb_list_init(&regions->transfers);
+    kvb_list_init(&regions->stale);
+    *regions_p = regions;
+    return KVB_OK;
+}
+
+static void stale_cleanup(struct kvt_regions *regions);
+
+void kvt_regions_destroy(struct kvt_regions *regions)
+{
+    if (regions == NULL) {
+        return;
+    }
+    kvb_assert(regions->n == 0 && kvb_list_empty(&regions->transports));
+    stale_cleanup(regions);
+    free(regions);
+}
+
+uint32_t kvt_regions_count(const struct kvt_regions *regions)
+{
+    return regions->n;
+}
+
+/* ---- one ---- */
+
 static void on_step(struct kvb_event *event);
 static void on_bound(struct kvb_timer *timer);
 
-kvb_status_t kvt_region_create(struct kvt_transport *transport, const struct kvt_region_desc *desc,
+kvb_status_t kvt_region_create(struct kvt_regions *regions, const struct kvt_region_desc *desc,
                                int fd, struct kvt_region **region_p, const char **reason_p)
 {
     const struct kvt_memory_ops *memory =
-        desc->kind < KVT_MEMORY_KINDS ? transport->memory[desc->kind] : NULL;
+        desc->kind < KVT_MEMORY_KINDS ? regions->memory[desc->kind] : NULL;
     if (memory == NULL) {
         *reason_p = "this kind of memory is not supported here";
         return KVB_ERR_UNSUPPORTED;
@@ -64,7 +102,7 @@ kvb_status_t kvt_region_create(struct kvt_transport *transport, const struct kvt
         return KVB_ERR_NO_MEMORY;
     }
     *region = (struct kvt_region){
-        .transport = transport,
+        .regions = regions,
         .desc = *desc,
         .state = KVT_REGION_MAPPED,
         .memory = memory,
@@ -72,7 +110,7 @@ kvb_status_t kvt_region_create(struct kvt_transport *transport, const struct kvt
     };
     kvb_event_init(&region->step, on_step);
     kvb_timer_init(&region->bound, on_bound);
-    transport->regions++;
+    regions->n++;
     *region_p = region;
     return KVB_OK;
 }
@@ -104,7 +142,7 @@ void kvt_region_destroy(struct kvt_region *region)
         return;
     }
     close_fd(region);
-    region->transport->regions--;
+    region->regions->n--;
     free(region);
 }
 
@@ -125,7 +163,7 @@ static struct stale *stale_find(const struct kvt_region *region)
     if (!kvb_fault(KVB_FAULT_UNREGISTER_SKIPPED)) {
         return NULL;
     }
-    kvb_list_each(&region->transport->stale, link)
+    kvb_list_each(&region->regions->stale, link)
     {
         struct stale *stale = kvb_container_of(link, struct stale, link);
         if (stale->owner == region->desc.owner && stale->number == region->desc.number &&
@@ -153,13 +191,13 @@ static bool stale_keep(struct kvt_region *region)
         .memory = region->memory,
         .map = region->map,
     };
-    kvb_list_push_back(&region->transport->stale, &stale->link);
+    kvb_list_push_back(&region->regions->stale, &stale->link);
     return true;
 }
 
-void kvt_stale_cleanup(struct kvt_transport *transport)
+static void stale_cleanup(struct kvt_regions *regions)
 {
-    for (struct kvb_list *link; (link = kvb_list_pop(&transport->stale)) != NULL;) {
+    for (struct kvb_list *link; (link = kvb_list_pop(&regions->stale)) != NULL;) {
         struct stale *stale = kvb_container_of(link, struct stale, link);
         stale->memory->unmap(stale->map, stale->len);
         free(stale);
@@ -168,24 +206,51 @@ void kvt_stale_cleanup(struct kvt_transport *transport)
 
 /* ---- registering ---- */
 
+/* In the transports before `end`; all of them: the list's head. */
+static void tell_unregistered(struct kvt_region *region, const struct kvb_list *end)
+{
+    struct kvb_list *all = &region->regions->transports;
+    for (struct kvb_list *link = all->next; link != end; link = link->next) {
+        struct kvt_transport *transport = kvb_container_of(link, struct kvt_transport, link);
+        if (transport->ops->region_unregister != NULL) {
+            transport->ops->region_unregister(transport, region);
+        }
+    }
+}
+
+static kvb_status_t tell_registered(struct kvt_region *region)
+{
+    kvb_list_each(&region->regions->transports, link)
+    {
+        struct kvt_transport *transport = kvb_container_of(link, struct kvt_transport, link);
+        if (transport->ops->region_register == NULL) {
+            continue;
+        }
+        kvb_status_t status = transport->ops->region_register(transport, region);
+        if (status != KVB_OK) {
+            tell_unregistered(region, link);
+            return status;
+        }
+    }
+    return KVB_OK;
+}
+
 kvb_status_t kvt_region_register(struct kvt_region *region)
 {
-    struct kvt_transport *transport = region->transport;
     kvb_assert(region->state == KVT_REGION_MAPPED);
     kvb_status_t status =
         region->memory->map(region->fd, region->desc.fd_offset, region->desc.len, &region->map);
     if (status != KVB_OK) {
         return status;
     }
-    if (transport->ops->region_register != NULL) {
-        status = transport->ops->region_register(transport, region);
-        if (status != KVB_OK) {
-            unmap(region);
-            return status;
-        }
+    status = tell_registered(region);
+    if (status != KVB_OK) {
+        unmap(region);
+        return status;
     }
     const struct stale *stale = stale_find(region);
     region->target = stale != NULL ? stale->map : region->map;
+    region->regions->registered++;
     set_state(region, KVT_REGION_REGISTERED);
     return KVB_OK;
 }
@@ -196,7 +261,7 @@ static void finish_unregister(struct kvt_region *region, kvb_status_t status)
 {
     kvt_region_done_fn done = region->done;
     void *arg = region->arg;
-    kvb_sched_timer_clear(region->transport->sched, &region->bound);
+    kvb_sched_timer_clear(region->regions->sched, &region->bound);
     kvb_sched_unpost(&region->step);
     region->done = NULL;
     done(arg, region, status);
@@ -204,10 +269,8 @@ static void finish_unregister(struct kvt_region *region, kvb_status_t status)
 
 static void release(struct kvt_region *region)
 {
-    struct kvt_transport *transport = region->transport;
-    if (transport->ops->region_unregister != NULL) {
-        transport->ops->region_unregister(transport, region);
-    }
+    tell_unregistered(region, &region->regions->transports);
+    region->regions->registered--;
     if (region->refs > 0) {
         kvb_assert(kvb_fault(KVB_FAULT_DRAIN_SKIPPED)); /* its last transfer unmaps */
     } else if (stale_keep(region)) {
@@ -244,7 +307,7 @@ static bool names(const struct kvt_transfer *transfer, const struct kvt_region *
 static void quiesce(struct kvt_region *region)
 {
     region->quiescing = true;
-    kvb_list_each(&region->transport->transfers, link)
+    kvb_list_each(&region->regions->transfers, link)
     {
         struct kvt_transfer *transfer = kvb_container_of(link, struct kvt_transfer, impl.link);
         if (names(transfer, region)) {
@@ -262,7 +325,7 @@ static void on_bound(struct kvb_timer *timer)
     }
     if (!region->quiescing) {
         quiesce(region);
-        kvb_sched_timer_set(region->transport->sched, &region->bound, region->stop_deadline_ns);
+        kvb_sched_timer_set(region->regions->sched, &region->bound, region->stop_deadline_ns);
         return;
     }
     /* Deregistering under a transfer would be worse than keeping the registration (P3). */
@@ -276,7 +339,7 @@ static void on_bound(struct kvb_timer *timer)
 void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns,
                            uint64_t stop_deadline_ns, kvt_region_done_fn done, void *arg)
 {
-    struct kvb_sched *sched = region->transport->sched;
+    struct kvb_sched *sched = region->regions->sched;
     set_state(region, KVT_REGION_DRAINING);
     region->quiescing = false;
     region->stop_deadline_ns = stop_deadline_ns;
@@ -308,7 +371,7 @@ void kvt_region_put(struct kvt_region *region)
         return;
     }
     if (region->state == KVT_REGION_DRAINING) {
-        kvb_sched_post(region->transport->sched, &region->step);
+        kvb_sched_post(region->regions->sched, &region->step);
     } else if (region->state == KVT_REGION_UNREGISTERED) { /* with the drain taken out */
         unmap(region);
         if (region->destroyed) {

@@ -8,16 +8,15 @@
 #include <stdlib.h>
 
 void kvt_transport_init(struct kvt_transport *transport, const struct kvt_transport_ops *ops,
-                        struct kvb_sched *sched, uint32_t in_flight_max)
+                        struct kvt_regions *regions, uint32_t in_flight_max)
 {
     *transport = (struct kvt_transport){
         .ops = ops,
-        .sched = sched,
-        .memory = {[KVT_MEMORY_HOST] = &kvt_memory_host},
+        .sched = regions->sched,
+        .regions = regions,
         .in_flight_max = in_flight_max,
     };
-    kvb_list_init(&transport->transfers);
-    kvb_list_init(&transport->stale);
+    kvb_list_push_back(&regions->transports, &transport->link);
 }
 
 void kvt_transport_destroy(struct kvt_transport *transport)
@@ -25,9 +24,9 @@ void kvt_transport_destroy(struct kvt_transport *transport)
     if (transport == NULL) {
         return;
     }
-    kvb_assert(transport->in_flight == 0 && kvb_list_empty(&transport->transfers));
-    kvb_assert(transport->regions == 0);
-    kvt_stale_cleanup(transport);
+    kvb_assert(transport->in_flight == 0);
+    kvb_assert(transport->ops->region_unregister == NULL || transport->regions->registered == 0);
+    kvb_list_remove(&transport->link);
     transport->ops->destroy(transport);
 }
 
@@ -117,10 +116,14 @@ bool kvt_slices_gone(const struct kvt_slice *slices, uint32_t n)
 
 kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_transfer *transfer)
 {
-    kvb_assert(transfer->share->transport == transport);
+    bool asks = (transport->ops->capabilities & KVT_CAP_ASKS) != 0;
+    kvb_assert(asks || transfer->share->transport == transport);
     uint64_t len;
-    kvb_status_t status = kvt_slices_check(transfer->slices, transfer->nslices, &len);
-    if (status == KVB_OK) {
+    kvb_status_t status = KVB_OK;
+    if (!asks || transfer->nslices > 0) {
+        status = kvt_slices_check(transfer->slices, transfer->nslices, &len);
+    }
+    if (status == KVB_OK && !asks) {
         status = check_extents(transfer, len);
     }
     if (status != KVB_OK) {
@@ -132,7 +135,7 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
     kvt_slices_get(transfer->slices, transfer->nslices);
     transfer->impl.transport = transport;
     transfer->impl.state = NULL;
-    kvb_list_push_back(&transport->transfers, &transfer->impl.link);
+    kvb_list_push_back(&transport->regions->transfers, &transfer->impl.link);
     transport->in_flight++;
 
     status = transport->ops->start(transport, transfer);

@@ -14,8 +14,18 @@
  */
 #include "transport/transport.h"
 
+struct kvt_regions {
+    struct kvb_sched *sched;
+    const struct kvt_memory_ops *memory[KVT_MEMORY_KINDS]; /* NULL: not supported here */
+    struct kvb_list transports;
+    struct kvb_list transfers; /* of all transports: started, not completed */
+    uint32_t n;                /* regions that exist */
+    uint32_t registered;
+    struct kvb_list stale; /* fault runs: registrations that outlived their region */
+};
+
 struct kvt_region {
-    struct kvt_transport *transport;
+    struct kvt_regions *regions;
     struct kvt_region_desc desc;
     enum kvt_region_state state;
     const struct kvt_memory_ops *memory;
@@ -44,9 +54,10 @@ struct kvt_share {
     uint64_t len;
 };
 
-/* Fills what is common; memory kinds: host. */
+/* Fills what is common. A transport may come when regions are registered already: one whose
+ * region_register does something must then be told of them by itself. */
 void kvt_transport_init(struct kvt_transport *transport, const struct kvt_transport_ops *ops,
-                        struct kvb_sched *sched, uint32_t in_flight_max);
+                        struct kvt_regions *regions, uint32_t in_flight_max);
 
 /* Completes a started transfer, once; gives its references back, then calls done. Never inside
  * start or cancel. OK becomes GENERATION if one of its regions was released meanwhile. The transfer
@@ -63,6 +74,5 @@ KVB_MUST_USE kvb_status_t kvt_region_write(const struct kvt_region *region, uint
 bool kvt_region_usable(const struct kvt_region *region);
 void kvt_region_get(struct kvt_region *region);
 void kvt_region_put(struct kvt_region *region);
-void kvt_stale_cleanup(struct kvt_transport *transport);
 
 #endif

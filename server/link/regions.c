@@ -143,7 +143,7 @@ static kvb_status_t make_region(struct kvp_link_rank *rank, struct kvp_slot *slo
         status = KVB_ERR_LIMIT;
         goto err_free;
     }
-    status = kvt_region_create(rank->owner->config.transport, desc, fd, &region->memory, &why);
+    status = kvt_region_create(rank->owner->config.regions, desc, fd, &region->memory, &why);
     if (status != KVB_OK) {
         KVB_LOG_LIMITED(WARN, "region refused", KVB_STR("rank", rank->name),
                         KVB_U64("region", desc->number), KVB_STR("tag", desc->tag),

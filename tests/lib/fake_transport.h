@@ -66,7 +66,7 @@ static inline void fake_destroy_(struct kvt_transport *transport)
     free(fake_of_(transport));
 }
 
-static inline struct fake_transport *fake_transport_create(struct kvb_sched *sched,
+static inline struct fake_transport *fake_transport_create(struct kvt_regions *regions,
                                                            uint32_t in_flight_max)
 {
     static const struct kvt_transport_ops ops = {
@@ -79,14 +79,14 @@ static inline struct fake_transport *fake_transport_create(struct kvb_sched *sch
     };
     struct fake_transport *fake = calloc(1, sizeof *fake);
     kvb_assert(fake != NULL);
-    kvt_transport_init(&fake->base, &ops, sched, in_flight_max);
+    kvt_transport_init(&fake->base, &ops, regions, in_flight_max);
     return fake;
 }
 
 /* The oldest transfer that waits, or NULL. */
 static inline struct kvt_transfer *fake_oldest(struct fake_transport *fake)
 {
-    struct kvb_list *link = kvb_list_first(&fake->base.transfers);
+    struct kvb_list *link = kvb_list_first(&fake->base.regions->transfers);
     return link == NULL ? NULL : kvb_container_of(link, struct kvt_transfer, impl.link);
 }
 

@@ -21,6 +21,7 @@
 
 struct test_store {
     struct sim_sched sim;
+    struct kvt_regions *regions;
     struct kvt_transport *transport;
     struct fake_transport *fake; /* NULL: loopback */
     struct kvs_node *node;
@@ -43,11 +44,12 @@ static inline void test_store_open(struct test_store *store, const struct kvs_no
     };
     sim_init(&store->sim, sim_seed(1));
     kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    kvb_assert(kvt_regions_create(&store->sim.sched, &store->regions) == KVB_OK);
     if (fake) {
-        store->fake = fake_transport_create(&store->sim.sched, 8);
+        store->fake = fake_transport_create(store->regions, 8);
         store->transport = &store->fake->base;
     } else {
-        kvb_assert(kvt_loopback_create(&store->sim.sched, 8, &store->transport) == KVB_OK);
+        kvb_assert(kvt_loopback_create(store->regions, 8, &store->transport) == KVB_OK);
     }
     kvb_assert(kvs_node_create(&store->sim.sched, store->transport, config, &store->node) ==
                KVB_OK);
@@ -57,7 +59,7 @@ static inline void test_store_open(struct test_store *store, const struct kvs_no
     test_memory_init(&store->memory, "engine", TEST_STORE_MEMORY);
     struct kvt_region_desc desc = {.number = 1, .tag = "kv_cache", .len = TEST_STORE_MEMORY};
     const char *reason;
-    kvb_assert(kvt_region_create(store->transport, &desc, test_memory_dup(&store->memory),
+    kvb_assert(kvt_region_create(store->regions, &desc, test_memory_dup(&store->memory),
                                  &store->region, &reason) == KVB_OK);
     kvb_assert(kvt_region_register(store->region) == KVB_OK);
 }
@@ -82,6 +84,7 @@ static inline void test_store_close(struct test_store *store)
     kvs_client_destroy(store->client);
     kvs_node_destroy(store->node);
     kvt_transport_destroy(store->transport);
+    kvt_regions_destroy(store->regions);
     test_memory_cleanup(&store->memory);
     sim_cleanup(&store->sim);
 }

@@ -197,6 +197,7 @@ static void end_batch(kvb_status_t status)
 
 static struct sim_sched sim;
 static uv_loop_t loop;
+static struct kvt_regions *regions;
 static struct fake_transport *transport;
 static struct kvp_link *link_;
 static char dir[64];
@@ -217,7 +218,7 @@ static struct kvp_link_config config_now(void)
         .sched = &sim.sched,
         .loop = &loop,
         .store = (struct kvs_client *)(void *)&store_object,
-        .transport = &transport->base,
+        .regions = regions,
         .path = path,
         .sessions_max = 16,
         .queue_max = 4,
@@ -235,7 +236,8 @@ static void setup(void)
     kvb_log_threshold = KVB_LOG_ERROR;
     sim_init(&sim, sim_seed(1));
     cr_assert_eq(uv_loop_init(&loop), 0);
-    transport = fake_transport_create(&sim.sched, 64);
+    cr_assert_eq(kvt_regions_create(&sim.sched, &regions), KVB_OK);
+    transport = fake_transport_create(regions, 64);
     (void)snprintf(dir, sizeof dir, "/tmp/kvp-test-XXXXXX");
     cr_assert_not_null(mkdtemp(dir));
     (void)snprintf(path, sizeof path, "%s/engine.sock", dir);
@@ -267,6 +269,7 @@ static void teardown(void)
 {
     stop_link();
     kvt_transport_destroy(&transport->base);
+    kvt_regions_destroy(regions);
     cr_assert_eq(uv_run(&loop, UV_RUN_NOWAIT), 0);
     cr_assert_eq(uv_loop_close(&loop), 0);
     sim_cleanup(&sim);

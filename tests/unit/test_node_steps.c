@@ -103,7 +103,7 @@ static void reuse_its_space(struct test_store *store, enum away away)
 /* The transfer of this job's first item, if it waits. */
 static struct kvt_transfer *own_transfer(struct test_store *store, const struct test_job *job)
 {
-    kvb_list_each(&store->fake->base.transfers, link)
+    kvb_list_each(&store->regions->transfers, link)
     {
         struct kvt_transfer *transfer = kvb_container_of(link, struct kvt_transfer, impl.link);
         if (transfer->slices == &job->slices[0]) {

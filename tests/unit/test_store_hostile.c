@@ -123,7 +123,7 @@ static void cycle(struct hostile *h, bool new_weights)
     struct kvt_region_desc desc = *kvt_region_desc(old_region);
     desc.generation++;
     const char *reason;
-    cr_assert_eq(kvt_region_create(store->transport, &desc, test_memory_dup(&store->memory),
+    cr_assert_eq(kvt_region_create(store->regions, &desc, test_memory_dup(&store->memory),
                                    &store->region, &reason),
                  KVB_OK);
     cr_assert_eq(kvt_region_register(store->region), KVB_OK);

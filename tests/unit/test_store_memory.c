@@ -20,12 +20,16 @@ Test(store_memory, creating_fails_whole_at_every_allocation)
     kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
     bool more = true;
     for (uint64_t n = 0; more; n++) {
+        struct kvt_regions *regions = NULL;
         struct kvt_transport *transport = NULL;
         struct kvs_node *node = NULL;
         struct kvs_client *client = NULL;
         struct kvs_coordinator *coordinator = NULL;
         fail_alloc_arm(n);
-        kvb_status_t status = kvt_loopback_create(&sim.sched, 4, &transport);
+        kvb_status_t status = kvt_regions_create(&sim.sched, &regions);
+        if (status == KVB_OK) {
+            status = kvt_loopback_create(regions, 4, &transport);
+        }
         if (status == KVB_OK) {
             status = kvs_node_create(&sim.sched, transport, &config, &node);
         }
@@ -47,6 +51,7 @@ Test(store_memory, creating_fails_whole_at_every_allocation)
         kvs_client_destroy(client);
         kvs_node_destroy(node);
         kvt_transport_destroy(transport);
+        kvt_regions_destroy(regions);
     }
     sim_cleanup(&sim);
 }

@@ -19,7 +19,7 @@
 
 struct kind {
     const char *name;
-    kvb_status_t (*create)(struct kvb_sched *sched, uint32_t in_flight_max,
+    kvb_status_t (*create)(struct kvt_regions *regions, uint32_t in_flight_max,
                            struct kvt_transport **transport_p);
 };
 
@@ -34,6 +34,7 @@ static const struct kind kinds[] = {
 
 struct bench {
     struct sim_sched sim;
+    struct kvt_regions *regions;
     struct kvt_transport *transport;
     struct kvt_share *share;
     struct test_memory node;
@@ -48,7 +49,7 @@ static kvb_status_t region_open(struct bench *bench, const struct test_memory *m
     struct kvt_region_desc desc = {
         .owner = 1, .number = 7, .tag = "kv_cache", .fd_offset = offset, .len = len};
     int fd = test_memory_dup(memory);
-    kvb_status_t status = kvt_region_create(bench->transport, &desc, fd, region_p, &bench->reason);
+    kvb_status_t status = kvt_region_create(bench->regions, &desc, fd, region_p, &bench->reason);
     if (status != KVB_OK) {
         (void)close(fd);
     }
@@ -59,7 +60,8 @@ static void bench_open(struct bench *bench, const struct kind *kind, uint32_t in
                        uint64_t engine_len)
 {
     sim_init(&bench->sim, sim_seed(1));
-    cr_assert_eq(kind->create(&bench->sim.sched, in_flight_max, &bench->transport), KVB_OK);
+    cr_assert_eq(kvt_regions_create(&bench->sim.sched, &bench->regions), KVB_OK);
+    cr_assert_eq(kind->create(bench->regions, in_flight_max, &bench->transport), KVB_OK);
     test_memory_init(&bench->node, "node", NODE_LEN);
     test_memory_init(&bench->engine, "engine", engine_len);
     cr_assert_eq(kvt_share_create(bench->transport, bench->node.base, NODE_LEN, &bench->share),
@@ -99,6 +101,7 @@ static void bench_close(struct bench *bench)
     kvt_region_destroy(bench->region);
     kvt_share_destroy(bench->share);
     kvt_transport_destroy(bench->transport);
+    kvt_regions_destroy(bench->regions);
     test_memory_cleanup(&bench->engine);
     test_memory_cleanup(&bench->node);
     sim_cleanup(&bench->sim);
@@ -172,7 +175,6 @@ static kvb_status_t job_run(struct job *job, struct bench *bench)
 static void assert_idle(struct bench *bench)
 {
     cr_assert_eq(bench->transport->in_flight, 0);
-    cr_assert(kvb_list_empty(&bench->transport->transfers));
     cr_assert_eq(kvt_region_refs(bench->region), 0);
 }
 
@@ -446,9 +448,9 @@ Test(transport_contract, takes_only_descriptors_that_fit)
 
         struct kvt_region_desc cuda = {.kind = KVT_MEMORY_CUDA, .len = 4096};
         cr_assert_eq(
-            kvt_region_create(bench.transport, &cuda, bench.engine.fd, &region, &bench.reason),
+            kvt_region_create(bench.regions, &cuda, bench.engine.fd, &region, &bench.reason),
             KVB_ERR_UNSUPPORTED);
-        cr_assert_eq(bench.transport->regions, 1);
+        cr_assert_eq(kvt_regions_count(bench.regions), 1);
         bench_close(&bench);
     }
 }

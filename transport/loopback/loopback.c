@@ -233,7 +233,7 @@ static const struct kvt_transport_ops loopback_ops = {
     .destroy = loopback_destroy,
 };
 
-kvb_status_t kvt_loopback_create(struct kvb_sched *sched, uint32_t in_flight_max,
+kvb_status_t kvt_loopback_create(struct kvt_regions *regions, uint32_t in_flight_max,
                                  struct kvt_transport **transport_p)
 {
     struct loopback *loopback = malloc(sizeof *loopback);
@@ -246,7 +246,7 @@ kvb_status_t kvt_loopback_create(struct kvb_sched *sched, uint32_t in_flight_max
         goto err_free;
     }
     *loopback = (struct loopback){.copies = copies};
-    kvt_transport_init(&loopback->base, &loopback_ops, sched, in_flight_max);
+    kvt_transport_init(&loopback->base, &loopback_ops, regions, in_flight_max);
     kvb_event_init(&loopback->turn, on_turn);
     kvb_list_init(&loopback->active);
     kvb_list_init(&loopback->held);

@@ -82,6 +82,15 @@ void kvs_client_destroy(struct kvs_client *client); /* no batch in flight */
  * NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_client_add_node(struct kvs_client *client, const char *name,
                                               struct kvs_node *node, uint64_t weight);
+/* Changes what add_node said. readable only: lookups, gets and removes still go there, puts go
+ * where they would without it (it leaves, DESIGN.md section 10). NOT_FOUND. */
+KVB_MUST_USE kvb_status_t kvs_client_set_node(struct kvs_client *client, const char *name,
+                                              uint64_t weight, bool readable_only);
+/* Nothing goes there any more; its calls in flight are stopped (UNAVAILABLE). removed, later, once
+ * none is left: the node may be destroyed. NOT_FOUND: removed does not come. */
+KVB_MUST_USE kvb_status_t kvs_client_remove_node(struct kvs_client *client, const char *name,
+                                                 void (*removed)(void *ctx, struct kvs_node *node),
+                                                 void *ctx);
 
 /* Taken only on OK. AGAIN: too much in flight, the completion of any batch makes room. INVALID: no
  * items, or no tenant. NO_MEMORY. */

@@ -3,6 +3,7 @@
 #define STORE_COORDINATOR_H
 
 #include "base/id.h"
+#include "base/io.h"
 #include "base/sched.h"
 #include "store/client.h"
 
@@ -93,6 +94,76 @@ void kvs_tenant_reset(struct kvs_coordinator *coordinator, const char *tenant,
  * skipped); stay private. */
 void kvs_member_step(struct kvs_member *member, uint64_t epoch, uint64_t step,
                      struct kvs_coord_request *request);
+
+/* ---- the cluster (DESIGN.md section 10) ---- */
+
+/* A store node as the others find it. */
+struct kvs_node_record {
+    char name[64];
+    char address[256]; /* HOST:PORT */
+    uint64_t capacity_bytes;
+    uint64_t incarnation; /* random for each life of the process */
+    bool draining;        /* leaves: nothing new is placed there */
+};
+
+/* What the coordinator knows beside the lineages, told as it changes; what was known already is
+ * told first. Members may be NULL. With an embedded coordinator there is nothing to tell. */
+struct kvs_watch_ops {
+    /* New, or changed (the same name). */
+    void (*node)(void *ctx, const struct kvs_node_record *record);
+    /* Left, or its lease has ended. While the coordinator cannot be reached nobody is gone. */
+    void (*node_gone)(void *ctx, const char *name);
+    /* For nodes: nobody can read these any more; and the bytes a tenant may use in the whole
+     * cluster (UINT64_MAX: no quota), of which a node's part is by its capacity. */
+    void (*retired)(void *ctx, const struct kvb_lineage *lineages, uint32_t n);
+    void (*quota)(void *ctx, const char *tenant, uint64_t bytes);
+    void (*reachable)(void *ctx, bool reachable);
+};
+KVB_MUST_USE kvb_status_t kvs_coordinator_watch(struct kvs_coordinator *coordinator,
+                                                const struct kvs_watch_ops *ops, void *ctx);
+
+/* Makes a node known, for as long as this process lives and keeps its lease; again to change it.
+ * Kept up by itself, through any outage. UNSUPPORTED: embedded. NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvs_coordinator_announce(struct kvs_coordinator *coordinator,
+                                                   const struct kvs_node_record *record);
+/* Takes it back; done as for any request. */
+void kvs_coordinator_withdraw(struct kvs_coordinator *coordinator,
+                              struct kvs_coord_request *request);
+/* OK, UNAVAILABLE, NO_MEMORY. UINT64_MAX: none. */
+void kvs_coordinator_set_quota(struct kvs_coordinator *coordinator, const char *tenant,
+                               uint64_t bytes, struct kvs_coord_request *request);
+
+/* An instance as status shows it: its member's state, kept with its lease. text: JSON, at most 1
+ * KiB; the last one counts. Kept up by itself. */
+KVB_MUST_USE kvb_status_t kvs_member_publish(struct kvs_member *member, const char *text);
+/* For status: every instance of the cluster that the coordinator knows of (here: since the last
+ * time it could be reached). token: its fencing token, larger for each later life. */
+void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
+                                   void (*each)(void *arg, const char *instance,
+                                                const struct kvs_space *space, uint64_t token,
+                                                const char *text),
+                                   void *arg);
+
+/* ---- etcd ---- */
+
+struct kvs_etcd_config {
+    struct kvb_sched *sched;
+    struct kvb_io *io;
+    const char *const *endpoints; /* URLs, http:// or https:// */
+    uint32_t nendpoints;
+    const char *prefix; /* of every key; one for each cluster. NULL: "/kvplane/" */
+    const char *user;   /* with password; NULL: none */
+    const char *password;
+    const char *ca_file, *cert_file, *key_file; /* NULL: none, the system's */
+    uint32_t request_ms;                        /* one request, all endpoints; 0: 3,000 */
+    uint32_t lease_ms;   /* a member, node or instance is gone so long after its last sign of life;
+                            0: 10,000 */
+    uint64_t grace_ms;   /* as for embedded */
+    const char *process; /* of this process, in records; for people */
+};
+/* Begins to reach etcd by itself; OK also when it is away. INVALID, NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvs_etcd_create(const struct kvs_etcd_config *config,
+                                          struct kvs_coordinator **coordinator_p);
 
 /* ---- embedded ---- */
 

@@ -66,19 +66,27 @@ struct kvt_region_desc {
     uint64_t generation;
 };
 
-struct kvt_transport;
+/* All regions of a process, and the transports that may move their bytes: registering a region
+ * makes it known to each of them, unregistering waits for the transfers of all. */
+struct kvt_regions;
 struct kvt_region;
+
+/* NO_MEMORY. Memory kinds: host. */
+KVB_MUST_USE kvb_status_t kvt_regions_create(struct kvb_sched *sched,
+                                             struct kvt_regions **regions_p);
+void kvt_regions_destroy(struct kvt_regions *regions); /* no region, no transport; NULL: nothing */
+uint32_t kvt_regions_count(const struct kvt_regions *regions); /* that exist */
 
 /* Takes fd on success only. INVALID, UNSUPPORTED (no such kind of memory here): *reason_p (static
  * text) says what does not fit. NO_MEMORY. */
-KVB_MUST_USE kvb_status_t kvt_region_create(struct kvt_transport *transport,
+KVB_MUST_USE kvb_status_t kvt_region_create(struct kvt_regions *regions,
                                             const struct kvt_region_desc *desc, int fd,
                                             struct kvt_region **region_p, const char **reason_p);
 /* mapped or unregistered only (asserted). Closes the descriptor. NULL: nothing. */
 void kvt_region_destroy(struct kvt_region *region);
 
-/* mapped -> registered. Completes before it returns for host memory; failures leave it mapped:
- * NO_MEMORY, IO, LIMIT. */
+/* mapped -> registered, with every transport or with none. Completes before it returns for host
+ * memory; failures leave it mapped: NO_MEMORY, IO, LIMIT. */
 KVB_MUST_USE kvb_status_t kvt_region_register(struct kvt_region *region);
 
 /*

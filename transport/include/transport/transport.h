@@ -2,16 +2,20 @@
 #ifndef TRANSPORT_TRANSPORT_H
 #define TRANSPORT_TRANSPORT_H
 
+#include "base/wire.h"
 #include "transport/region.h"
 
 /*
  * Moves bytes between regions and shares; knows neither keys nor tenants (DESIGN.md section 6). One
- * interface, several implementations: loopback (this process), later tcp and rdma. One contract
- * suite runs against each.
+ * interface, several implementations: loopback (this process), tcp (a node behind connections),
+ * later rdma. One contract suite runs against each.
  *
- * A transfer copies between slices of regions on the engine's side and extents of one share on the
- * node's side, in order, as one run of bytes. It completes exactly once, through its done callback,
- * never inside start or cancel. Loop thread only.
+ * A transfer copies between slices of regions on the engine's side and the node's memory on the
+ * other, in order, as one run of bytes. Where this process reaches the node's memory itself, it
+ * names the extents of one share; where the node moves its own bytes (KVT_CAP_ASKS), it carries a
+ * question instead, whose meaning is the node's, and no address of the node's memory exists here.
+ * A transfer completes exactly once, through its done callback, never inside start or cancel. Loop
+ * thread only.
  */
 struct kvt_share; /* a node's memory as this transport reaches it */
 
@@ -30,17 +34,25 @@ enum kvt_direction { KVT_TO_SHARE, KVT_FROM_SHARE };
 struct kvt_transfer {
     /* set by the caller, valid until done */
     enum kvt_direction direction;
-    struct kvt_share *share;
     const struct kvt_slice *slices;
-    uint32_t nslices;
-    const struct kvt_extent *extents; /* same number of bytes as the slices */
-    uint32_t nextents;
-    bool hash; /* XXH3-64 over the bytes as they were moved */
+    uint32_t nslices; /* 0: only a question */
+    bool hash;        /* XXH3-64 over the bytes as they were moved; always, where it asks */
     uint64_t deadline_ns;
     void (*done)(struct kvt_transfer *transfer, kvb_status_t status);
+    /* of transports that reach the share */
+    struct kvt_share *share;
+    const struct kvt_extent *extents; /* same number of bytes as the slices */
+    uint32_t nextents;
+    /* of transports that ask (KVT_CAP_ASKS) */
+    uint16_t type;       /* of the question, the node's own; not 0 */
+    struct kvb_span ask; /* the question; may be empty */
+    uint8_t *answer;     /* where the node's answer goes; its bytes are not changed after done */
+    uint32_t answer_cap; /* a longer answer is PROTOCOL */
 
     /* set on success */
     uint64_t checksum;
+    /* set when the node answered, whatever its status; else 0 */
+    uint32_t answer_len;
 
     /* the transport's own */
     struct {
@@ -55,6 +67,7 @@ enum kvt_capability {
     KVT_CAP_EXPORTS_KEYS = 2,  /* peers hold keys to engine memory: sleep mode is refused */
     KVT_CAP_NEEDS_STAGING = 4, /* cannot reach device memory itself */
     KVT_CAP_NODE_COPIES = 8,   /* one request each way, the node moves the bytes (loopback, tcp) */
+    KVT_CAP_ASKS = 16,         /* the node lies behind a connection and moves its own bytes (tcp) */
 };
 
 /* What an implementation gives; transport_impl.h says what it may call. */
@@ -71,12 +84,10 @@ struct kvt_transport_ops {
 struct kvt_transport {
     const struct kvt_transport_ops *ops;
     struct kvb_sched *sched;
-    const struct kvt_memory_ops *memory[KVT_MEMORY_KINDS]; /* NULL: not supported here */
-    struct kvb_list transfers;                             /* started, not completed */
-    uint32_t in_flight;
+    struct kvt_regions *regions;
+    struct kvb_list link; /* one of regions' transports */
+    uint32_t in_flight;   /* transfers started, not completed */
     uint32_t in_flight_max;
-    uint32_t regions;      /* that exist */
-    struct kvb_list stale; /* fault runs: registrations that outlived their region */
 };
 
 /* A node's memory, for this transport to reach. base is borrowed and outlives the share.
@@ -102,8 +113,10 @@ bool kvt_slices_gone(const struct kvt_slice *slices, uint32_t n);
 /*
  * Begins a transfer; takes a reference on every region named. Not taken, nothing started, on:
  * INVALID (lengths differ, a slice or extent that is empty or outside, nothing to move), GENERATION
- * (a region is not registered), AGAIN (in_flight_max: the completion of any transfer makes room).
- * done then tells OK, TIMEOUT (deadline), CANCELED, or an error of the peer.
+ * (a region is not registered), AGAIN (in_flight_max: the completion of any transfer makes room),
+ * UNAVAILABLE (the node cannot be reached now).
+ * done then tells OK, TIMEOUT (deadline), CANCELED, DISCONNECTED (the node went away meanwhile), or
+ * an error of the peer. After any of them but OK a get's destination is undefined.
  */
 KVB_MUST_USE kvb_status_t kvt_transfer_start(struct kvt_transport *transport,
                                              struct kvt_transfer *transfer);
@@ -117,9 +130,10 @@ void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_n
  * nothing up. NO_MEMORY. */
 #define KVT_LOOPBACK_SLICE (256u << 10)
 #define KVT_LOOPBACK_TURN  (1u << 20)
-KVB_MUST_USE kvb_status_t kvt_loopback_create(struct kvb_sched *sched, uint32_t in_flight_max,
+KVB_MUST_USE kvb_status_t kvt_loopback_create(struct kvt_regions *regions, uint32_t in_flight_max,
                                               struct kvt_transport **transport_p);
 
-void kvt_transport_destroy(struct kvt_transport *transport); /* nothing in flight, no regions */
+/* Nothing in flight, no region registered; NULL: nothing. */
+void kvt_transport_destroy(struct kvt_transport *transport);
 
 #endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TRANSPORT_NET_H
+#define TRANSPORT_NET_H
+
+#include "base/io.h"
+#include "base/status.h"
+
+#include <stdint.h>
+#include <sys/uio.h>
+
+/*
+ * Stream sockets as the tcp transport needs them (DESIGN.md section 12, seam 6): the kernel's, or a
+ * simulated network's. Nothing blocks. Loop thread only. ready() never runs inside a call.
+ *
+ * An address is text: `HOST:PORT`, `[IPV6]:PORT`, HOST an address or a name that is resolved when
+ * connecting.
+ */
+struct kvt_net;
+struct kvt_socket {
+    /* events: KVB_IO_READ | KVB_IO_WRITE, of those asked for. */
+    void (*ready)(struct kvt_socket *socket, unsigned events);
+};
+
+struct kvt_net_ops {
+    /* Begins to connect: KVB_IO_WRITE becomes ready when it has come to an end, and the first write
+     * tells which. INVALID (address), UNAVAILABLE (name unknown, no route), LIMIT (descriptors, or
+     * local ports), NO_MEMORY, IO. */
+    kvb_status_t (*connect)(struct kvt_net *net, const char *address, struct kvt_socket **socket_p);
+    /* A connected descriptor, from accept on another thread perhaps; taken on OK only. */
+    kvb_status_t (*adopt)(struct kvt_net *net, int fd, struct kvt_socket **socket_p);
+    /* Bytes moved, at least 1: OK. AGAIN: not now. DISCONNECTED: the peer closed (read), or reset.
+     * UNAVAILABLE: connecting failed. IO. */
+    kvb_status_t (*read)(struct kvt_socket *socket, const struct iovec *to, int n, size_t *len_p);
+    kvb_status_t (*write)(struct kvt_socket *socket, const struct iovec *from, int n,
+                          size_t *len_p);
+    /* What ready() is called for, until changed; 0: nothing. Cannot fail once connected or adopted.
+     */
+    void (*want)(struct kvt_socket *socket, unsigned events);
+    void (*close)(struct kvt_socket *socket); /* frees it; ready() does not come any more */
+};
+struct kvt_net {
+    const struct kvt_net_ops *ops;
+};
+
+/* The kernel's. io is borrowed. Sockets have NODELAY, keep-alive, and bounded buffers
+ * (buffer_bytes each way; 0: the kernel's choice). NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvt_net_kernel_create(struct kvb_io *io, uint32_t buffer_bytes,
+                                                struct kvt_net **net_p);
+void kvt_net_kernel_destroy(struct kvt_net *net); /* no socket open; NULL: nothing */
+
+#endif
