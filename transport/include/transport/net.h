@@ -15,6 +15,8 @@
  * An address is text: `HOST:PORT`, `[IPV6]:PORT`, HOST an address or a name that is resolved when
  * connecting.
  */
+#define KVT_NET_FROM_MAX 64
+
 struct kvt_net;
 struct kvt_socket {
     /* events: KVB_IO_READ | KVB_IO_WRITE, of those asked for. */
@@ -36,6 +38,8 @@ struct kvt_net_ops {
     /* What ready() is called for, until changed; 0: nothing. Cannot fail once connected or adopted.
      */
     void (*want)(struct kvt_socket *socket, unsigned events);
+    /* Who is at the other end, without port, for limits and logs; "": it does not say. */
+    void (*from)(const struct kvt_socket *socket, char out[KVT_NET_FROM_MAX]);
     void (*close)(struct kvt_socket *socket); /* frees it; ready() does not come any more */
 };
 struct kvt_net {
@@ -43,7 +47,8 @@ struct kvt_net {
 };
 
 /* The kernel's. io is borrowed. Sockets have NODELAY, keep-alive, and bounded buffers
- * (buffer_bytes each way; 0: the kernel's choice). NO_MEMORY. */
+ * (buffer_bytes each way; 0: the kernel's choice). A name is looked up on a thread of its own, a
+ * few at a time, since the resolver may block for long. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvt_net_kernel_create(struct kvb_io *io, uint32_t buffer_bytes,
                                                 struct kvt_net **net_p);
 void kvt_net_kernel_destroy(struct kvt_net *net); /* no socket open; NULL: nothing */
