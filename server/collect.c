@@ -111,9 +111,8 @@ void kvp_collect_beat(struct kvp_collect *collect, struct kvp_fleet *fleet, uint
     collect->counted_ns = walk.latest_ns;
 }
 
-void kvp_collect_answered(void *ctx, const struct kvp_http_answered *answered)
+void kvp_collect_answered(struct kvp_collect *collect, const struct kvp_http_answered *answered)
 {
-    struct kvp_collect *collect = ctx;
     char code[16];
     (void)snprintf(code, sizeof code, "%u", answered->http_status);
     const char *values[] = {answered->route != NULL ? answered->route->operation : "none", code};

@@ -27,7 +27,7 @@ void kvp_collect_init(struct kvp_collect *collect, struct kvb_metrics *metrics,
 /* kvp_fleet_config.changed. */
 void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *view);
 void kvp_collect_beat(struct kvp_collect *collect, struct kvp_fleet *fleet, uint64_t lag_ns);
-/* kvp_http_config.answered; ctx: the collect. */
-void kvp_collect_answered(void *ctx, const struct kvp_http_answered *answered);
+/* kvp_http_ops.answered */
+void kvp_collect_answered(struct kvp_collect *collect, const struct kvp_http_answered *answered);
 
 #endif

@@ -2,11 +2,8 @@
 #ifndef SERVER_CONFIG_H
 #define SERVER_CONFIG_H
 
-#include "base/link.h"
-#include "base/status.h"
+#include "cluster_keys.h"
 
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 
 /*
@@ -28,11 +25,6 @@
       "HOST:PORT of the REST API; port 0 takes a free one. Another host than a loopback one "      \
       "needs "                                                                                     \
       "token-file or insecure")                                                                    \
-    X(token_file, TEXT, "token-file", "", "",                                                      \
-      "file of accepted bearer tokens, one a line: TOKEN, or `read TOKEN` for one that may only "  \
-      "read")                                                                                      \
-    X(insecure, SWITCH, "insecure", "false", "",                                                   \
-      "serve the REST API without tokens although others than this host can reach it")             \
     X(engine_socket, TEXT, "engine-socket", "", "",                                                \
       "path of the Unix socket for engines; empty: $XDG_RUNTIME_DIR/kvplane.sock, or "             \
       "/tmp/kvplane-UID.sock")                                                                     \
@@ -44,10 +36,16 @@
     X(tenants, TEXT, "tenants", "", "",                                                            \
       "tenants that engines may claim, separated by commas, each NAME or NAME=QUOTA; empty: any, " \
       "without quotas")                                                                            \
-    X(store_bytes, BYTES, "store-bytes", "1GiB", "1MiB 64TiB", "memory of the store")              \
+    X(store_bytes, BYTES, "store-bytes", "1GiB", "0 64TiB",                                        \
+      "memory of this process's share of the store, at least 1MiB; 0, with etcd: none")            \
     X(shards, COUNT, "shards", "4", "1 256", "shards of the store, each with its own lock")        \
-    X(transport, CHOICE, "transport", "auto", "auto loopback",                                     \
-      "how bytes move between engines and the store")                                              \
+    X(transport, CHOICE, "transport", "auto", "auto tcp loopback",                                 \
+      "how bytes move between engines and the store: auto is tcp with etcd, else loopback (this "  \
+      "process alone)")                                                                            \
+    X(cluster_listen, TEXT, "cluster-listen", "", "",                                              \
+      "HOST:PORT at which others of the cluster reach this process's share; port 0 takes a free "  \
+      "one")                                                                                       \
+    KVP_CLUSTER_KEYS(X)                                                                            \
     X(unversioned, CHOICE, "unversioned", "none", "none reset finish sleep",                       \
       "for trainers that give no versions and take all instances through each step in lockstep: "  \
       "the event that ends a step")                                                                \
@@ -70,31 +68,16 @@
       "batches that wait in each queue of an engine rank")                                         \
     X(running_max, COUNT, "running-max", "16", "1 1024",                                           \
       "batches that run in each queue of an engine rank")                                          \
-    X(requests_max, COUNT, "requests-max", "256", "1 65536",                                       \
-      "REST requests in work; further ones are answered 503")                                      \
-    X(connections_max, COUNT, "connections-max", "4096", "8 65536", "HTTP connections")            \
-    X(idle_timeout, TIME, "idle-timeout", "150s", "1s 24h",                                        \
-      "an HTTP connection without a request is closed after it")                                   \
-    X(log_level, CHOICE, "log-level", "info", "error warn info debug trace", "lines to stderr")    \
-    X(log_format, CHOICE, "log-format", "logfmt", "logfmt json", "of those lines")                 \
+    KVP_REST_KEYS(X)                                                                               \
     X(fault, TEXT, "fault", "", "",                                                                \
       "take a protection out, to see that the rehearsal notices (only in builds for that; "        \
       "`kvplane rehearse --fault list`)")
-
-#define KVP_CONFIG_TEXT   char *
-#define KVP_CONFIG_CHOICE char *
-#define KVP_CONFIG_BYTES  uint64_t
-#define KVP_CONFIG_COUNT  uint64_t
-#define KVP_CONFIG_TIME   uint64_t /* ms */
-#define KVP_CONFIG_SWITCH bool
 
 struct kvp_config {
 #define X(name, type, key, standard, limits, what) KVP_CONFIG_##type name;
     KVP_CONFIG(X)
 #undef X
 };
-
-#define KVP_CONFIG_ERROR_MAX 512
 
 /*
  * Reads arguments (options only: without program and subcommand), environment and file, checks
@@ -105,9 +88,9 @@ KVB_MUST_USE kvb_status_t kvp_config_read(int argc, const char *const *argv,
                                           struct kvp_config *config_p, char *error);
 void kvp_config_cleanup(struct kvp_config *config);
 
-/* HOST and PORT of `listen`; host at least KVB_LAYOUT_MAX bytes. */
-KVB_MUST_USE kvb_status_t kvp_config_split_listen(const char *listen, char *host, size_t host_cap,
-                                                  uint16_t *port_p);
+/* Borrows the texts. */
+struct kvp_cluster_config kvp_config_cluster(const struct kvp_config *config);
+
 /* Calls each for each tenant of a `tenants` value; quota KVP_QUOTA_NONE: none. False: malformed. */
 #define KVP_QUOTA_NONE UINT64_MAX
 bool kvp_config_each_tenant(const char *tenants,

@@ -16,6 +16,16 @@ enum kvp_value_type {
     KVP_VALUE_SWITCH,
 };
 
+/* The types of the fields. */
+#define KVP_CONFIG_TEXT   char *
+#define KVP_CONFIG_CHOICE char *
+#define KVP_CONFIG_BYTES  uint64_t
+#define KVP_CONFIG_COUNT  uint64_t
+#define KVP_CONFIG_TIME   uint64_t /* ms */
+#define KVP_CONFIG_SWITCH bool
+
+#define KVP_CONFIG_ERROR_MAX 512
+
 union kvp_value {
     uint64_t number; /* BYTES, COUNT; TIME in ms */
     bool on;

@@ -5,6 +5,7 @@
 #include "collect.h"
 #include "config_values.h"
 #include "control.h"
+#include "control/probes.h"
 #include "http/http.h"
 #include "link/link.h"
 #include "loop.h"
@@ -151,6 +152,28 @@ static void on_signalled(void *ctx, int signum)
     kvp_link_stop(daemon->link, on_link_stopped, daemon);
 }
 
+/* ---- HTTP ---- */
+
+static void on_probe(void *ctx, const struct kvp_route *route, const char *instance,
+                     struct kvp_probe_answer *answer_p)
+{
+    const struct kvp_daemon *daemon = ctx;
+    kvp_probe(route, instance, daemon->board, daemon->metrics, answer_p);
+}
+
+static bool on_is_stopping(void *ctx)
+{
+    return kvp_board_is_stopping(((const struct kvp_daemon *)ctx)->board);
+}
+
+static void on_answered(void *ctx, const struct kvp_http_answered *answered)
+{
+    kvp_collect_answered(&((struct kvp_daemon *)ctx)->collect, answered);
+}
+
+static const struct kvp_http_ops http_ops = {
+    .probe = on_probe, .stopping = on_is_stopping, .answered = on_answered};
+
 /* ---- start ---- */
 
 static const struct kvp_loop_ops loop_ops = {
@@ -288,7 +311,7 @@ static kvb_status_t start_http(struct kvp_daemon *daemon, const struct kvp_http_
     const struct kvp_config *config = daemon->config;
     char host[KVB_LAYOUT_MAX];
     uint16_t port;
-    kvb_status_t status = kvp_config_split_listen(config->listen, host, sizeof host, &port);
+    kvb_status_t status = kvp_split_address(config->listen, host, sizeof host, &port);
     kvb_assert(status == KVB_OK); /* checked at start */
     const struct kvp_http_config http = {.address = host,
                                          .port = port,
@@ -298,12 +321,10 @@ static kvb_status_t start_http(struct kvp_daemon *daemon, const struct kvp_http_
                                          .idle_timeout_s = (uint32_t)(config->idle_timeout / 1000),
                                          .clock = &kvb_clock_real,
                                          .random = &kvb_random_real,
-                                         .board = daemon->board,
-                                         .metrics = daemon->metrics,
-                                         .control = daemon->control,
-                                         .submit = kvp_control_submit,
-                                         .answered = kvp_collect_answered,
-                                         .answered_ctx = &daemon->collect};
+                                         .routes = &kvp_route_table,
+                                         .inbox = kvp_control_inbox(daemon->control),
+                                         .ops = &http_ops,
+                                         .ctx = daemon};
     return kvp_http_start(&http, &daemon->http);
 }
 
@@ -375,7 +396,7 @@ kvb_status_t kvp_daemon_run(struct kvp_daemon *daemon)
 {
     char host[KVB_LAYOUT_MAX];
     uint16_t port;
-    kvb_status_t status = kvp_config_split_listen(daemon->config->listen, host, sizeof host, &port);
+    kvb_status_t status = kvp_split_address(daemon->config->listen, host, sizeof host, &port);
     kvb_assert(status == KVB_OK);
     bool bare = strchr(host, ':') == NULL;
     KVB_LOG(INFO, "serving", KVB_STR("host", host), KVB_U64("port", kvp_http_port(daemon->http)),

@@ -4,6 +4,7 @@
 #include "cli.h"
 #include "config.h"
 #include "daemon.h"
+#include "node/config.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -30,9 +31,43 @@ static const struct {
     {"release", kvp_cli_main, "give up the memory of the KV cache alone"},
     {"ops", kvp_cli_main, "operations, running and finished"},
     {"config", config_main,
-     "config [show] OPTIONS: what is in force; config table: every key, as markdown"},
+     "config [store] [show] OPTIONS: what is in force; config [store] table: every key, as "
+     "markdown"},
     {"version", version_main, "the version"},
     {"help", help_main, "this"},
+};
+
+static kvb_status_t show_serve(int argc, const char *const *argv, char *error)
+{
+    struct kvp_config config;
+    kvb_status_t status = kvp_config_read(argc, argv, &config, error);
+    if (status == KVB_OK) {
+        kvp_config_show(&config, stdout);
+        kvp_config_cleanup(&config);
+    }
+    return status;
+}
+
+static kvb_status_t show_store(int argc, const char *const *argv, char *error)
+{
+    struct kvp_store_config config;
+    kvb_status_t status = kvp_store_config_read(argc, argv, &config, error);
+    if (status == KVB_OK) {
+        kvp_store_config_show(&config, stdout);
+        kvp_store_config_cleanup(&config);
+    }
+    return status;
+}
+
+/* Those with a configuration. */
+static const struct {
+    const char *command;
+    void (*help)(FILE *out);
+    void (*table)(FILE *out);
+    kvb_status_t (*show)(int argc, const char *const *argv, char *error);
+} servers[] = {
+    {"serve", kvp_config_help, kvp_config_table, show_serve},
+    {"store", kvp_store_config_help, kvp_store_config_table, show_store},
 };
 
 static int help_main(int argc, char **argv)
@@ -43,8 +78,11 @@ static int help_main(int argc, char **argv)
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         (void)printf("  %-9s %s\n", commands[i].name, commands[i].what);
     }
-    (void)printf("\nOptions of serve (each also as KVPLANE_KEY in the environment):\n\n");
-    kvp_config_help(stdout);
+    for (size_t i = 0; i < sizeof servers / sizeof servers[0]; i++) {
+        (void)printf("\nOptions of %s (each also as KVPLANE_KEY in the environment):\n\n",
+                     servers[i].command);
+        servers[i].help(stdout);
+    }
     (void)printf("\nOptions of the client commands:\n\n");
     kvp_cli_help(stdout);
     return 0;
@@ -60,24 +98,25 @@ static int version_main(int argc, char **argv)
 
 static int config_main(int argc, char **argv)
 {
-    if (argc == 2 && strcmp(argv[1], "table") == 0) {
-        kvp_config_table(stdout);
+    bool store = argc >= 2 && strcmp(argv[1], "store") == 0;
+    int options = store ? 2 : 1;
+    if (argc == options + 1 && strcmp(argv[options], "table") == 0) {
+        servers[store].table(stdout);
         return 0;
     }
-    int options = argc >= 2 && strcmp(argv[1], "show") == 0 ? 2 : 1;
+    if (argc > options && strcmp(argv[options], "show") == 0) {
+        options++;
+    }
     if (argc == options || strncmp(argv[options], "--", 2) == 0) {
         char error[KVP_CONFIG_ERROR_MAX];
-        struct kvp_config config;
-        if (kvp_config_read(argc - options, (const char *const *)argv + options, &config, error) !=
+        if (servers[store].show(argc - options, (const char *const *)argv + options, error) !=
             KVB_OK) {
             (void)fprintf(stderr, "kvplane config: %s\n", error);
             return 2;
         }
-        kvp_config_show(&config, stdout);
-        kvp_config_cleanup(&config);
         return 0;
     }
-    (void)fprintf(stderr, "kvplane config: options of serve, or `table`\n");
+    (void)fprintf(stderr, "kvplane config: options of serve, or `table`; `store` first: of that\n");
     return 2;
 }
 

@@ -23,16 +23,13 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT];
 void kvp_control_reply(struct kvp_control *control, struct kvp_request *request,
                        unsigned http_status, json_t *body, unsigned retry_after_s)
 {
-    atomic_fetch_sub(&control->open, 1); /* before: the client may ask again at once */
-    request->reply(request, http_status, body, retry_after_s);
+    kvp_inbox_reply(&control->inbox, request, http_status, body, retry_after_s);
 }
 
 void kvp_control_reply_error(struct kvp_control *control, struct kvp_request *request,
                              kvb_status_t status, const char *param, const char *message)
 {
-    unsigned http_status = kvp_error_http(status);
-    kvp_control_reply(control, request, http_status, kvp_error_body(http_status, param, message),
-                      kvp_error_retry_s(status));
+    kvp_inbox_reply_error(&control->inbox, request, status, param, message);
 }
 
 /* ---- operations ---- */
@@ -228,33 +225,22 @@ kvb_status_t kvp_control_create(const struct kvp_control_config *config,
         return KVB_ERR_NO_MEMORY;
     }
     control->config = *config;
-    atomic_init(&control->open, 0);
     kvb_list_init(&control->pendings);
-    kvb_queue_init(&control->submitted, "control", config->queue_max, config->wake,
-                   config->wake_ctx);
+    kvp_inbox_init(&control->inbox, config->queue_max, config->wake, config->wake_ctx);
     *control_p = control;
     return KVB_OK;
 }
 
-kvb_status_t kvp_control_submit(struct kvp_control *control, struct kvp_request *request)
+struct kvp_inbox *kvp_control_inbox(struct kvp_control *control)
 {
-    if (atomic_fetch_add(&control->open, 1) >= control->config.queue_max) {
-        atomic_fetch_sub(&control->open, 1);
-        return KVB_ERR_AGAIN;
-    }
-    kvb_status_t status = kvb_queue_put(&control->submitted, &request->item);
-    if (status != KVB_OK) {
-        atomic_fetch_sub(&control->open, 1);
-    }
-    return status;
+    return &control->inbox;
 }
 
 void kvp_control_run(struct kvp_control *control)
 {
-    struct kvb_item *item;
+    struct kvp_request *request;
 
-    while ((item = kvb_queue_pop(&control->submitted)) != NULL) {
-        struct kvp_request *request = kvb_container_of(item, struct kvp_request, item);
+    while ((request = kvp_inbox_next(&control->inbox)) != NULL) {
         const struct kvp_action *action = &actions[request->route->id];
         kvb_log_request(request->request_id);
         if (action->read != NULL) {
@@ -266,30 +252,16 @@ void kvp_control_run(struct kvp_control *control)
     }
 }
 
-static void reply_closed(struct kvp_control *control, struct kvp_request *request)
-{
-    kvp_control_reply(
-        control, request, 503,
-        kvp_error_body(503, NULL,
-                       "the daemon is shutting down; what was begun may or may not be done"),
-        0);
-}
-
-static void drop(void *ctx, struct kvb_item *item)
-{
-    reply_closed(ctx, kvb_container_of(item, struct kvp_request, item));
-}
-
 void kvp_control_close(struct kvp_control *control)
 {
-    kvb_queue_close(&control->submitted, drop, control);
+    kvp_inbox_close(&control->inbox);
     kvb_list_each(&control->pendings, link)
     {
         struct kvp_pending *pending = kvb_container_of(link, struct kvp_pending, link);
         if (pending->request != NULL) {
             struct kvp_request *request = pending->request;
             pending->request = NULL;
-            reply_closed(control, request);
+            kvp_inbox_reply_closed(&control->inbox, request);
         }
     }
 }
@@ -298,8 +270,8 @@ void kvp_control_destroy(struct kvp_control *control)
 {
     if (control != NULL) {
         kvp_control_close(control); /* already done, unless the daemon never started */
-        kvb_assert(kvb_list_empty(&control->pendings) && atomic_load(&control->open) == 0);
-        kvb_queue_cleanup(&control->submitted);
+        kvb_assert(kvb_list_empty(&control->pendings));
+        kvp_inbox_cleanup(&control->inbox);
         free(control);
     }
 }

@@ -4,8 +4,6 @@
 
 #include "control.h"
 
-#include <stdatomic.h>
-
 /*
  * What the files of control share. control.c: who replies when, and the table of routes; asks.c:
  * from a request to what the fleet is asked; answers.c: from its outcome to JSON; status.c:
@@ -14,8 +12,7 @@
 
 struct kvp_control {
     struct kvp_control_config config;
-    struct kvb_queue submitted;
-    atomic_uint open;         /* requests taken and not yet replied to; any thread */
+    struct kvp_inbox inbox;
     struct kvb_list pendings; /* loop thread */
 };
 

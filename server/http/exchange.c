@@ -20,7 +20,6 @@
  */
 #include "http/errors.h"
 #include "http/internal.h"
-#include "http/probes.h"
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -104,9 +103,9 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
     kvb_assert(exchange->magic == KVP_EXCHANGE_MAGIC &&
                (exchange->phase != KVP_SUBMITTED || exchange->http_status != 0));
     uint64_t now_ns = kvb_now_ns(http->config.clock);
-    if (http->config.answered != NULL && exchange->http_status != 0) {
-        http->config.answered(http->config.answered_ctx,
-                              &(struct kvp_http_answered){.route = exchange->request.route,
+    if (http->config.ops->answered != NULL && exchange->http_status != 0) {
+        http->config.ops->answered(
+            http->config.ctx, &(struct kvp_http_answered){.route = exchange->request.route,
                                                           .http_status = exchange->http_status,
                                                           .took_ns = now_ns - exchange->begun_ns});
     }
@@ -173,7 +172,7 @@ static enum MHD_Result queue(struct kvp_exchange *exchange, struct MHD_Response 
         ok &= MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION,
                                       exchange->request.location) == MHD_YES;
     }
-    if (exchange->close || kvp_board_is_stopping(exchange->http->config.board)) {
+    if (exchange->close || exchange->http->config.ops->stopping(exchange->http->config.ctx)) {
         ok &= MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES;
     }
     enum MHD_Result result =
@@ -282,7 +281,7 @@ static enum MHD_Result take_body(struct kvp_exchange *exchange, const char *data
     struct kvp_request *request = &exchange->request;
 
     exchange->received += len;
-    if (exchange->http_status == 0 && exchange->received > kvp_route_body_max(request->route)) {
+    if (exchange->http_status == 0 && exchange->received > request->route->body_max) {
         kvp_exchange_refuse(exchange, 413, "body", "the body is larger than this route takes");
     }
     if (exchange->http_status == 0 && request->route->method == KVP_POST) {
@@ -304,10 +303,10 @@ static enum MHD_Result take_body(struct kvp_exchange *exchange, const char *data
 static enum MHD_Result answer_probe(struct kvp_exchange *exchange)
 {
     struct kvp_http *http = exchange->http;
-    struct kvp_probe_answer probe;
+    struct kvp_probe_answer probe = {.http_status = 200};
 
-    kvp_probe(exchange->request.route, exchange->request.instance, http->config.board,
-              http->config.metrics, &probe);
+    http->config.ops->probe(http->config.ctx, exchange->request.route, exchange->request.instance,
+                            &probe);
     exchange->http_status = probe.http_status;
     exchange->json = probe.json;
     if (probe.text == NULL) {
@@ -325,7 +324,7 @@ static enum MHD_Result submit(struct kvp_exchange *exchange)
     exchange->phase = KVP_SUBMITTED;
     kvp_connection_answering(exchange->connection);
     MHD_suspend_connection(exchange->mhd); /* before submit: the reply may come at once */
-    kvb_status_t status = http->config.submit(http->config.control, &exchange->request);
+    kvb_status_t status = kvp_inbox_submit(http->config.inbox, &exchange->request);
     if (status != KVB_OK) {
         reply(&exchange->request, 503,
               kvp_error_body(503, NULL,

@@ -102,7 +102,8 @@ static void find_route(struct kvp_exchange *exchange, const char *method)
     const struct kvp_route *route = NULL;
 
     exchange->query = path[len] == '?' ? path + len + 1 : NULL;
-    switch (kvp_route_find(method, path, len, &route, exchange->request.path_arg)) {
+    switch (kvp_route_find(exchange->http->config.routes, method, path, len, &route,
+                           exchange->request.path_arg)) {
     case KVP_FOUND:
         exchange->request.route = route;
         return;
@@ -158,7 +159,7 @@ static void check(struct kvp_exchange *exchange, const char *method, const char 
             check_token(exchange);
         }
         if (exchange->http_status == 0 &&
-            exchange->framing.length > kvp_route_body_max(exchange->request.route)) {
+            exchange->framing.length > exchange->request.route->body_max) {
             kvp_exchange_refuse(exchange, 413, "body", "the body is larger than this route takes");
         }
     }

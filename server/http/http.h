@@ -2,11 +2,10 @@
 #ifndef SERVER_HTTP_HTTP_H
 #define SERVER_HTTP_HTTP_H
 
-#include "board.h"
-#include "control.h"
+#include "http/inbox.h"
+#include "http/probe.h"
 
 #include "base/clock.h"
-#include "base/metrics.h"
 
 #include <stdint.h>
 
@@ -46,6 +45,16 @@ struct kvp_http_answered {
     uint64_t took_ns; /* from its request line to the last byte of the answer */
 };
 
+/* What the server asks its program, on the HTTP thread; none of it may wait. */
+struct kvp_http_ops {
+    /* Answers a route of kind PROBE. instance: "" if not given. */
+    void (*probe)(void *ctx, const struct kvp_route *route, const char *instance,
+                  struct kvp_probe_answer *answer_p);
+    /* This process is going: answers close their connection. */
+    bool (*stopping)(void *ctx);
+    void (*answered)(void *ctx, const struct kvp_http_answered *answered); /* may be NULL */
+};
+
 struct kvp_http_config {
     const char *address;                 /* numeric or a name; NULL: 127.0.0.1 */
     uint16_t port;                       /* 0: any, see kvp_http_port() */
@@ -58,13 +67,10 @@ struct kvp_http_config {
     uint32_t idle_timeout_s;         /* 0: KVP_HTTP_IDLE_S */
     const struct kvb_clock *clock;
     const struct kvb_random *random; /* request ids */
-    struct kvp_board *board;
-    struct kvb_metrics *metrics; /* what /metrics writes */
-    struct kvp_control *control;
-    kvb_status_t (*submit)(struct kvp_control *control, struct kvp_request *request);
-    void (*answered)(void *ctx, const struct kvp_http_answered *answered); /* may be NULL; HTTP
-                                                                              thread */
-    void *answered_ctx;
+    const struct kvp_route_table *routes;
+    struct kvp_inbox *inbox; /* of the loop that answers routes of kind CONTROL */
+    const struct kvp_http_ops *ops;
+    void *ctx;
 };
 
 struct kvp_http;
@@ -77,8 +83,8 @@ uint16_t kvp_http_port(const struct kvp_http *http);
 /*
  * Stops listening, waits up to KVP_HTTP_STOP_MS until the answers that are owed were sent, and
  * closes everything. Every submitted request must have been replied to before or be replied to
- * meanwhile by another thread: the daemon closes control first (kvp_control_close()), which replies
- * 503 to what is open and refuses what still comes.
+ * meanwhile by another thread: the program closes its inbox first (kvp_inbox_close()), which
+ * replies 503 to what is open and refuses what still comes.
  */
 void kvp_http_stop(struct kvp_http *http);
 

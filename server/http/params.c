@@ -336,7 +336,7 @@ kvb_status_t kvp_params_read(const struct kvp_route *route, const char *query, c
 {
     struct kvp_params params = {0};
     char name[KVB_NAME_MAX] = "";
-    uint32_t wanted = kvp_route_params(route);
+    uint32_t wanted = route->params;
     kvb_status_t status = KVB_OK;
 
     if (query != NULL) {

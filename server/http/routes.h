@@ -8,70 +8,54 @@
 #include <stdint.h>
 
 /*
- * Every route, once. api/openapi.yaml is the contract; a test compares the two both ways.
+ * What a route is, and which one a request means. Each program has one table of its own, made from
+ * one list (control/routes.h, node/routes.h); its contract is a file of api/, and a test compares
+ * the two both ways.
  *
- *   where: PROBE   answered at once in the HTTP thread, from the board (never waits: promise P6)
+ *   where: PROBE   answered at once in the HTTP thread (never waits: promise P6)
  *          CONTROL answered by the loop
  *   role:  what a token must allow: READ or ADMIN (probes need none)
- *   operation: the operation id of openapi.yaml
+ *   operation: the operation id of the contract
  */
-/* clang-format off */
-#define KVP_ROUTES(X) \
-    /*  method path                              operation                    role   where */ \
-    X(GET,  "/health",                           health,                      READ,  PROBE) \
-    X(GET,  "/livez",                            livez,                       READ,  PROBE) \
-    X(GET,  "/readyz",                           readyz,                      READ,  PROBE) \
-    X(GET,  "/startupz",                         startupz,                    READ,  PROBE) \
-    X(GET,  "/metrics",                          metrics,                     READ,  PROBE) \
-    X(GET,  "/version",                          version,                     READ,  PROBE) \
-    X(GET,  "/openapi.yaml",                     openapi,                     READ,  PROBE) \
-    X(GET,  "/is_paused",                        is_paused,                   READ,  PROBE) \
-    X(GET,  "/is_sleeping",                      is_sleeping,                 READ,  PROBE) \
-    X(POST, "/pause",                            pause,                       ADMIN, CONTROL) \
-    X(POST, "/resume",                           resume,                      ADMIN, CONTROL) \
-    X(POST, "/sleep",                            sleep,                       ADMIN, CONTROL) \
-    X(POST, "/wake_up",                          wake_up,                     ADMIN, CONTROL) \
-    X(POST, "/release_kv_cache_memory",          release_kv_cache_memory,     ADMIN, CONTROL) \
-    X(POST, "/reset_prefix_cache",               reset_prefix_cache,          ADMIN, CONTROL) \
-    X(POST, "/init_weight_transfer_engine",      init_weight_transfer_engine, ADMIN, CONTROL) \
-    X(POST, "/start_weight_update",              start_weight_update,         ADMIN, CONTROL) \
-    X(POST, "/update_weights",                   update_weights,              ADMIN, CONTROL) \
-    X(POST, "/finish_weight_update",             finish_weight_update,        ADMIN, CONTROL) \
-    X(POST, "/update_weight_version",            update_weight_version,       ADMIN, CONTROL) \
-    X(GET,  "/weight_info",                      weight_info,                 READ,  CONTROL) \
-    X(POST, "/collective_rpc",                   collective_rpc,              ADMIN, CONTROL) \
-    X(GET,  "/get_world_size",                   get_world_size,              READ,  CONTROL) \
-    X(GET,  "/v1/kvplane/instances",             list_instances,              READ,  CONTROL) \
-    X(GET,  "/v1/kvplane/instances/{name}",      get_instance,                READ,  CONTROL) \
-    X(GET,  "/v1/kvplane/operations",            list_operations,             READ,  CONTROL) \
-    X(GET,  "/v1/kvplane/operations/{id}",       get_operation,               READ,  CONTROL) \
-    X(GET,  "/v1/kvplane/tenants",               list_tenants,                READ,  CONTROL) \
-    X(GET,  "/v1/kvplane/tenants/{name}",        get_tenant,                  READ,  CONTROL) \
-    X(POST, "/v1/kvplane/tenants/{name}/reset",  reset_tenant,                ADMIN, CONTROL)
-/* clang-format on */
-
 enum kvp_method { KVP_GET, KVP_POST };
 enum kvp_role_needed { KVP_ROLE_READ, KVP_ROLE_ADMIN };
 enum kvp_where { KVP_PROBE, KVP_CONTROL };
-enum kvp_route_id {
-#define X(method, path, operation, role, where) KVP_ROUTE_##operation,
-    KVP_ROUTES(X)
-#undef X
-        KVP_ROUTE_COUNT
-};
+
+#define KVP_BODY_SMALL (1u << 20)         /* bytes of a request body */
+#define KVP_BODY_RELAY KVB_RELAY_BODY_MAX /* of one that is relayed to the engine */
+
 struct kvp_route {
-    enum kvp_route_id id;
+    uint32_t id; /* its index in the table */
     enum kvp_method method;
     const char *path;
     const char *operation;
     enum kvp_role_needed role;
     enum kvp_where where;
+    uint32_t body_max; /* bytes of body that it takes */
+    /* Which parameters it reads: bits 1 << KVP_PARAM_x, and KVP_TAKES_INSTANCE. The others are
+     * ignored there, as unknown ones are everywhere. */
+    uint32_t params;
 };
-extern const struct kvp_route kvp_routes[KVP_ROUTE_COUNT];
+struct kvp_route_table {
+    const struct kvp_route *routes;
+    uint32_t n;
+};
 
-#define KVP_BODY_MAX       (1u << 20)         /* bytes of a request body */
-#define KVP_BODY_MAX_RELAY KVB_RELAY_BODY_MAX /* of one that is relayed to the engine */
-#define KVP_PATH_ARG_MAX   (KVB_KEY_MAX + 1)
+/* For lists whose rows are X(method, path, operation, role, where, body, parameters), with INSTANCE
+ * and P(name) in the last column; the enum of the ids is PREFIX##operation. */
+#define KVP_ROUTE_ROW(prefix, method_, path_, operation_, role_, where_, body_, params_)           \
+    [prefix##operation_] = {                                                                       \
+        .id = prefix##operation_,                                                                  \
+        .method = KVP_##method_,                                                                   \
+        .path = (path_),                                                                           \
+        .operation = #operation_,                                                                  \
+        .role = KVP_ROLE_##role_,                                                                  \
+        .where = KVP_##where_,                                                                     \
+        .body_max = KVP_BODY_##body_,                                                              \
+        .params = (params_),                                                                       \
+    },
+
+#define KVP_PATH_ARG_MAX (KVB_KEY_MAX + 1)
 
 enum kvp_found {
     KVP_FOUND,
@@ -85,16 +69,11 @@ enum kvp_found {
  * difference; an empty segment matches nothing. HEAD counts as GET. arg gets what {…} stands for,
  * decoded; "" if the path has none.
  */
-enum kvp_found kvp_route_find(const char *method, const char *path, size_t path_len,
-                              const struct kvp_route **route_p, char arg[KVP_PATH_ARG_MAX]);
+enum kvp_found kvp_route_find(const struct kvp_route_table *table, const char *method,
+                              const char *path, size_t path_len, const struct kvp_route **route_p,
+                              char arg[KVP_PATH_ARG_MAX]);
 /* The Allow header of a route's path. */
 const char *kvp_route_allow(const struct kvp_route *route);
-/* Bytes of body that a route takes. */
-uint32_t kvp_route_body_max(const struct kvp_route *route);
-/* Which parameters it reads: bits 1 << KVP_PARAM_x, and KVP_TAKES_INSTANCE. The others are ignored
- * there, as unknown ones are everywhere. */
-uint32_t kvp_route_params(const struct kvp_route *route);
-
 /*
  * Every parameter, once, with how it is read: from the query, else from a JSON object body.
  * Booleans in any case (true/false, 1/0, on/off, yes/no, t/f, y/n); of a repeated scalar the last

@@ -22,7 +22,7 @@ struct kvp_link_config {
     struct kvb_sched *sched;
     struct uv_loop_s *loop;
     struct kvp_fleet *fleet;
-    struct kvs_client *store; /* NULL: no store; lookups miss, puts and gets are refused */
+    struct kvs_client *store;    /* NULL: no store; lookups miss, puts and gets are refused */
     struct kvt_regions *regions; /* of the engines; borrowed */
     struct kvb_metrics *metrics; /* made from kvp_metric_table; NULL: nothing is counted */
     const char *path;            /* of the socket; its lock file is path.lock */

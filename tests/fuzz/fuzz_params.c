@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Request line and body as a peer sends them: "METHOD PATH?QUERY\nBODY". */
+#include "control/routes.h"
 #include "http/params.h"
 
 #include "base/assert.h"
@@ -44,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         const char *query = target[path_len] == '?' ? target + path_len + 1 : NULL;
         const struct kvp_route *route;
         char arg[KVP_PATH_ARG_MAX];
-        if (kvp_route_find(method, target, path_len, &route, arg) == KVP_FOUND) {
+        if (kvp_route_find(&kvp_route_table, method, target, path_len, &route, arg) == KVP_FOUND) {
             json_t *json = body_len > 0 ? json_loadb(body, body_len, 0, NULL) : NULL;
             struct kvp_params params;
             char instance[KVB_NAME_MAX];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rest_server.h"
 
+#include "control/probes.h"
 #include "http_client.h"
 
 #include "base/assert.h"
@@ -46,6 +47,30 @@ static void *loop(void *arg)
     return NULL;
 }
 
+void (*rest_answered)(const struct kvp_http_answered *answered);
+
+static void probe(void *ctx, const struct kvp_route *route, const char *instance,
+                  struct kvp_probe_answer *answer_p)
+{
+    const struct rest_server *rest = ctx;
+    kvp_probe(route, instance, rest->board, rest->metrics, answer_p);
+}
+
+static bool stopping(void *ctx)
+{
+    return kvp_board_is_stopping(((const struct rest_server *)ctx)->board);
+}
+
+static void answered(void *ctx, const struct kvp_http_answered *seen)
+{
+    (void)ctx;
+    if (rest_answered != NULL) {
+        rest_answered(seen);
+    }
+}
+
+static const struct kvp_http_ops ops = {.probe = probe, .stopping = stopping, .answered = answered};
+
 void rest_start(struct rest_server *rest, const struct kvp_http_config *config, uint32_t queue_max)
 {
     struct kvp_http_config http = config != NULL ? *config : (struct kvp_http_config){0};
@@ -75,10 +100,10 @@ void rest_start(struct rest_server *rest, const struct kvp_http_config *config, 
     kvb_assert(status == KVB_OK);
     http.clock = http.clock != NULL ? http.clock : &kvb_clock_real;
     http.random = &kvb_random_real;
-    http.board = rest->board;
-    http.metrics = rest->metrics;
-    http.control = rest->control;
-    http.submit = kvp_control_submit;
+    http.routes = &kvp_route_table;
+    http.inbox = kvp_control_inbox(rest->control);
+    http.ops = &ops;
+    http.ctx = rest;
     status = kvp_http_start(&http, &rest->http);
     kvb_assert(status == KVB_OK);
     rest->port = kvp_http_port(rest->http);

@@ -2,6 +2,7 @@
 #ifndef TESTS_LIB_REST_SERVER_H
 #define TESTS_LIB_REST_SERVER_H
 
+#include "board.h"
 #include "control.h"
 #include "fake_fleet.h"
 #include "http/http.h"
@@ -26,6 +27,9 @@ struct rest_server {
     bool hold; /* under lock: operations stay open until rest_finish() */
     bool stop; /* under lock */
 };
+
+/* Told of every answer, unless NULL. */
+extern void (*rest_answered)(const struct kvp_http_answered *answered);
 
 /* config: NULL, or limits and tokens to use; the rest is filled in. queue_max 0: 64. */
 void rest_start(struct rest_server *rest, const struct kvp_http_config *config, uint32_t queue_max);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h"
+#include "node/config.h"
 
 #include <criterion/criterion.h>
 
@@ -93,14 +94,15 @@ Test(config, a_bad_value_is_refused_with_its_key_its_value_and_what_is_allowed)
 {
     REFUSED("store-bytes", "--store-bytes=lots");
     cr_assert_not_null(strstr(error, "lots"));
-    cr_assert_not_null(strstr(error, "1MiB to 64TiB"));
+    cr_assert_not_null(strstr(error, "0 to 64TiB"));
     REFUSED("1MiB to 64TiB", "--store-bytes=1");
-    REFUSED("1MiB to 64TiB", "--store-bytes=99999999999999999999GiB");
+    REFUSED("1MiB to 64TiB", "--store-bytes=0");
+    REFUSED("0 to 64TiB", "--store-bytes=99999999999999999999GiB");
     REFUSED("shards", "--shards=0");
     REFUSED("shards", "--shards=-1");
     REFUSED("shards", "--shards=1.5");
     REFUSED("shards", "--shards=");
-    REFUSED("auto loopback", "--transport=rdma");
+    REFUSED("auto tcp loopback", "--transport=rdma");
     REFUSED("none reset finish sleep", "--unversioned=Reset");
     REFUSED("drain-bound", "--drain-bound=forever");
     REFUSED("listen", "--listen=8100");
@@ -262,4 +264,83 @@ Test(config, what_is_shown_can_be_read_again)
     cr_assert_eq(config.drain_bound, 7000);
     cr_assert(config.insecure);
     kvp_config_cleanup(&config);
+}
+
+/* ---- of a cluster ---- */
+
+#define ETCD "--etcd=http://10.0.0.1:2379, https://b:2379"
+
+Test(config, with_etcd_a_share_needs_a_place_where_others_reach_it)
+{
+    struct kvp_config config;
+    cr_assert_eq(READ(&config, ETCD, "--store-bytes=0"), KVB_OK, "%s", error);
+    cr_assert_eq(config.store_bytes, 0);
+    kvp_config_cleanup(&config);
+    cr_assert_eq(READ(&config, ETCD, "--cluster-listen=127.0.0.1:0", "--transport=tcp"), KVB_OK,
+                 "%s", error);
+    struct kvp_cluster_config cluster = kvp_config_cluster(&config);
+    cr_expect_str_eq(cluster.cluster_listen, "127.0.0.1:0");
+    cr_expect_eq(cluster.lease, 10000);
+    kvp_config_cleanup(&config);
+    REFUSED("--cluster-listen", ETCD);
+    REFUSED("--etcd", "--cluster-listen=127.0.0.1:0");
+    REFUSED("1MiB to 64TiB", ETCD, "--store-bytes=5");
+}
+
+Test(config, a_transport_that_cannot_be_is_refused_with_what_is_possible)
+{
+    REFUSED("one of: auto tcp loopback", ETCD, "--store-bytes=0", "--transport=rdma");
+    REFUSED("one of: auto tcp", ETCD, "--store-bytes=0", "--transport=loopback");
+    REFUSED("one of: auto loopback", "--transport=tcp");
+}
+
+Test(config, what_others_reach_needs_a_secret_and_an_address_of_its_own)
+{
+    struct kvp_config config;
+    REFUSED("--secret-file", ETCD, "--cluster-listen=10.0.0.1:0");
+    REFUSED("--advertise", ETCD, "--cluster-listen=0.0.0.0:8102", "--secret-file=/x");
+    REFUSED("advertise", ETCD, "--store-bytes=0", "--advertise=0.0.0.0:8102");
+    REFUSED("advertise", ETCD, "--store-bytes=0", "--advertise=10.0.0.1:0");
+    REFUSED("node-name", ETCD, "--store-bytes=0", "--node-name=a/b");
+    REFUSED("cluster-listen", ETCD, "--cluster-listen=8102");
+    static const char *const fine[][4] = {
+        {ETCD, "--cluster-listen=10.0.0.1:0", "--secret-file=/x", "--node-name=a"},
+        {ETCD, "--cluster-listen=10.0.0.1:0", "--insecure", "--node-name=a.b_c-1"},
+        {ETCD, "--cluster-listen=0.0.0.0:1", "--secret-file=/x", "--advertise=gpu-7:1"},
+    };
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
+        cr_assert_eq(kvp_config_read(4, fine[i], &config, error), KVB_OK, "%s", error);
+        kvp_config_cleanup(&config);
+    }
+}
+
+Test(config, etcd_is_urls_with_credentials_in_pairs)
+{
+    REFUSED("http://127.0.0.1:2379", "--etcd=10.0.0.1:2379", "--store-bytes=0");
+    REFUSED("http://127.0.0.1:2379", "--etcd=http://a:1,,http://b:1", "--store-bytes=0");
+    REFUSED("etcd-prefix", ETCD, "--store-bytes=0", "--etcd-prefix=x");
+    REFUSED("etcd-password-file", ETCD, "--store-bytes=0", "--etcd-user=a");
+    REFUSED("etcd-key-file", ETCD, "--store-bytes=0", "--etcd-cert-file=/x");
+}
+
+Test(config, a_store_node_has_its_own_keys_read_in_the_same_way)
+{
+    struct kvp_store_config config;
+    static const char *const none[] = {"--shards=3", "--huge-pages", "--listen=127.0.0.1:0"};
+    static const char *const bad[][2] = {
+        {"--engine-socket=/x", "--engine-socket"}, {"--store-bytes=0", "1MiB to 64TiB"},
+        {"--listen=0.0.0.0:1", "--token-file"},    {"--cluster-listen=10.0.0.1:1", "--secret-file"},
+        {"--cluster-listen=", "cluster-listen"},   {"--etcd=x", "etcd"},
+    };
+    (void)setenv("KVPLANE_STORE_BYTES", "2GiB", 1);
+    cr_assert_eq(kvp_store_config_read(3, none, &config, error), KVB_OK, "%s", error);
+    cr_expect_eq(config.shards, 3);
+    cr_expect(config.huge_pages);
+    cr_expect_eq(config.store_bytes, 2ull << 30);
+    cr_expect_str_eq(config.cluster_listen, "127.0.0.1:8102");
+    kvp_store_config_cleanup(&config);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_expect_eq(kvp_store_config_read(1, &bad[i][0], &config, error), KVB_ERR_INVALID);
+        cr_expect_not_null(strstr(error, bad[i][1]), "%s", error);
+    }
 }

@@ -105,7 +105,7 @@ static void prepare(struct asked *asked, enum kvp_route_id route, const char *qu
 
 static void go(struct asked *asked)
 {
-    cr_assert_eq(kvp_control_submit(control, &asked->request), KVB_OK);
+    cr_assert_eq(kvp_inbox_submit(kvp_control_inbox(control), &asked->request), KVB_OK);
     kvp_control_run(control);
 }
 
@@ -772,14 +772,15 @@ Test(control, requests_in_flight_are_bounded_and_end_one_by_one)
         prepare(&asked[i], KVP_ROUTE_sleep, NULL, NULL);
     }
     for (uint32_t i = 0; i < QUEUE_MAX; i++) {
-        cr_expect_eq(kvp_control_submit(control, &asked[i].request), KVB_OK);
+        cr_expect_eq(kvp_inbox_submit(kvp_control_inbox(control), &asked[i].request), KVB_OK);
         kvp_control_run(control);
     }
-    cr_expect_eq(kvp_control_submit(control, &asked[QUEUE_MAX].request), KVB_ERR_AGAIN);
+    cr_expect_eq(kvp_inbox_submit(kvp_control_inbox(control), &asked[QUEUE_MAX].request),
+                 KVB_ERR_AGAIN);
     cr_expect_eq(asked[QUEUE_MAX].replies, 0, "it still belongs to the caller");
     fake_fleet_finish(&fleet, &fleet.calls[0], (struct kvp_outcome){0});
     cr_expect_eq(asked[0].replies, 1);
-    cr_expect_eq(kvp_control_submit(control, &asked[QUEUE_MAX].request), KVB_OK);
+    cr_expect_eq(kvp_inbox_submit(kvp_control_inbox(control), &asked[QUEUE_MAX].request), KVB_OK);
     kvp_control_run(control);
     fake_fleet_finish_all(&fleet, (struct kvp_outcome){0});
     for (uint32_t i = 0; i <= QUEUE_MAX; i++) {
@@ -794,7 +795,7 @@ Test(control, the_loop_is_woken_for_what_is_submitted)
 
     wakes = 0;
     prepare(&asked, KVP_ROUTE_weight_info, NULL, NULL);
-    cr_assert_eq(kvp_control_submit(control, &asked.request), KVB_OK);
+    cr_assert_eq(kvp_inbox_submit(kvp_control_inbox(control), &asked.request), KVB_OK);
     cr_expect_eq(wakes, 1);
     cr_expect_eq(asked.replies, 0);
     kvp_control_run(control);
@@ -811,13 +812,13 @@ Test(control, closing_answers_everything_once_and_refuses_the_rest)
     strcpy(reset.request.path_arg, "default");
     go(&reset);
     prepare(&queued, KVP_ROUTE_sleep, NULL, NULL);
-    cr_assert_eq(kvp_control_submit(control, &queued.request), KVB_OK);
+    cr_assert_eq(kvp_inbox_submit(kvp_control_inbox(control), &queued.request), KVB_OK);
     kvp_control_close(control);
     expect_error(&open, 503, NULL);
     expect_error(&queued, 503, NULL);
     expect_error(&reset, 503, NULL);
     prepare(&late, KVP_ROUTE_sleep, NULL, NULL);
-    cr_expect_eq(kvp_control_submit(control, &late.request), KVB_ERR_CANCELED);
+    cr_expect_eq(kvp_inbox_submit(kvp_control_inbox(control), &late.request), KVB_ERR_CANCELED);
     cr_expect_eq(late.replies, 0);
     cr_expect_eq(fleet.ncalls, 1, "what was queued was not begun");
     struct fake_call *call = fake_fleet_last(&fleet);

@@ -616,8 +616,8 @@ static struct http_answer send_body(const char *path, size_t len, bool chunked)
 Test(http, bodies_have_limits_and_are_read_to_their_end)
 {
     for (int chunked = 0; chunked < 2; chunked++) {
-        cr_expect_eq(send_body("/sleep", KVP_BODY_MAX, chunked).status, 200);
-        cr_expect_eq(send_body("/sleep", KVP_BODY_MAX + 1, chunked).status, 413);
+        cr_expect_eq(send_body("/sleep", KVP_BODY_SMALL, chunked).status, 200);
+        cr_expect_eq(send_body("/sleep", KVP_BODY_SMALL + 1, chunked).status, 413);
         cr_expect_eq(send_body("/sleep", 8u << 20, chunked).status, 413);
         cr_expect_eq(send_body("/nosuch", 1u << 20, chunked).status, 404);
     }
@@ -628,11 +628,11 @@ Test(http, bodies_for_the_engine_may_be_large_and_arrive_whole)
 {
     rest_hold(&rest, false);
     for (int chunked = 0; chunked < 2; chunked++) {
-        cr_expect_eq(send_body("/update_weights", KVP_BODY_MAX_RELAY, chunked).status, 200);
+        cr_expect_eq(send_body("/update_weights", KVP_BODY_RELAY, chunked).status, 200);
         pthread_mutex_lock(&rest.lock);
-        cr_expect_eq(fake_fleet_last(&rest.fleet)->ask.body_len, KVP_BODY_MAX_RELAY);
+        cr_expect_eq(fake_fleet_last(&rest.fleet)->ask.body_len, KVP_BODY_RELAY);
         pthread_mutex_unlock(&rest.lock);
-        cr_expect_eq(send_body("/update_weights", KVP_BODY_MAX_RELAY + 1, chunked).status, 413);
+        cr_expect_eq(send_body("/update_weights", KVP_BODY_RELAY + 1, chunked).status, 413);
     }
     cr_expect_eq(rest_calls(&rest), 2);
 }
@@ -1078,9 +1078,8 @@ Test(http_own, a_request_that_never_ends_is_given_up)
 
 static atomic_uint seen, seen_without_route, seen_status;
 
-static void see(void *ctx, const struct kvp_http_answered *answered)
+static void see(const struct kvp_http_answered *answered)
 {
-    (void)ctx;
     atomic_fetch_add(&seen, 1);
     atomic_fetch_add(&seen_without_route, answered->route == NULL);
     atomic_fetch_add(&seen_status, answered->http_status);
@@ -1089,9 +1088,9 @@ static void see(void *ctx, const struct kvp_http_answered *answered)
 Test(http_own, every_answer_is_counted_once)
 {
     static const char *const targets[] = {"/sleep", "/sleep?level=9", "/nosuch", "/health"};
-    struct kvp_http_config config = {.answered = see};
 
-    rest_start(&rest, &config, 0);
+    rest_answered = see;
+    rest_start(&rest, NULL, 0);
     for (int i = 0; i < 4; i++) {
         struct http_answer answer = http_ask(rest.port, "POST", targets[i], NULL, NULL);
         http_answer_free(&answer);
@@ -1199,10 +1198,8 @@ Test(http_own, two_servers_do_not_share_a_port)
 
     rest_start(&rest, NULL, 0);
     uint32_t before = open_fds();
-    struct kvp_http_config config = {.port = rest.port,
-                                     .clock = &kvb_clock_real,
-                                     .random = &kvb_random_real,
-                                     .board = rest.board};
+    struct kvp_http_config config = {
+        .port = rest.port, .clock = &kvb_clock_real, .random = &kvb_random_real};
     cr_expect_eq(kvp_http_start(&config, &second), KVB_ERR_IO);
     config.address = "no such address";
     cr_expect_eq(kvp_http_start(&config, &second), KVB_ERR_INVALID);

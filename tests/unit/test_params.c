@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "control/routes.h"
 #include "http/params.h"
 
 #include <criterion/criterion.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "control/routes.h"
 #include "http/routes.h"
 
 #include <criterion/criterion.h>
@@ -10,7 +11,8 @@ static enum kvp_found find(const char *method, const char *path, const char **op
                            char arg[KVP_PATH_ARG_MAX])
 {
     const struct kvp_route *route = NULL;
-    enum kvp_found found = kvp_route_find(method, path, strlen(path), &route, arg);
+    enum kvp_found found =
+        kvp_route_find(&kvp_route_table, method, path, strlen(path), &route, arg);
     *operation_p = route != NULL ? route->operation : "";
     return found;
 }
@@ -26,7 +28,8 @@ Test(routes, every_route_is_found_by_its_own_path_with_and_without_a_slash)
             const struct kvp_route *route = NULL;
             snprintf(path, sizeof path, "%s%s", want->path, slash ? "/" : "");
             const char *method = want->method == KVP_GET ? "GET" : "POST";
-            enum kvp_found found = kvp_route_find(method, path, strlen(path), &route, arg);
+            enum kvp_found found =
+                kvp_route_find(&kvp_route_table, method, path, strlen(path), &route, arg);
             cr_expect_eq(found, KVP_FOUND, "%s", path);
             cr_expect_eq(route, want, "%s", path);
         }
@@ -108,5 +111,6 @@ Test(routes, a_nul_byte_in_the_path_is_refused)
     static const char path[] = "/sleep\0x";
     const struct kvp_route *route;
     char arg[KVP_PATH_ARG_MAX];
-    cr_expect_eq(kvp_route_find("POST", path, sizeof path - 1, &route, arg), KVP_FOUND_BAD_PATH);
+    cr_expect_eq(kvp_route_find(&kvp_route_table, "POST", path, sizeof path - 1, &route, arg),
+                 KVP_FOUND_BAD_PATH);
 }

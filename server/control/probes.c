@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "http/probes.h"
+#include "control/probes.h"
 
 #include "http/errors.h"
 
 #include "base/assert.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* The contract travels inside the program, so that the two cannot differ. */
 __asm__(".pushsection .rodata\n"
@@ -31,15 +28,10 @@ static void ask(struct kvp_board *board, enum kvp_board_question question, const
 {
     json_t *reasons = json_array();
 
-    if (kvp_board_ask(board, question, add_reason, reasons)) {
-        json_decref(reasons);
-        answer->json = json_pack("{s:s}", "status", yes);
-        return;
+    if (!kvp_board_ask(board, question, add_reason, reasons) && json_array_size(reasons) == 0) {
+        add_reason(reasons, "not now"); /* there was no memory for the reason */
     }
-    const char *first = json_string_value(json_array_get(reasons, 0));
-    answer->http_status = 503;
-    answer->json = kvp_error_body(503, NULL, first != NULL ? first : "not now");
-    (void)json_object_set_new(answer->json, "reasons", reasons);
+    kvp_probe_reasons(reasons, yes, answer);
 }
 
 static void state(struct kvp_board *board, const char *instance, bool sleeping,
@@ -57,28 +49,6 @@ static void state(struct kvp_board *board, const char *instance, bool sleeping,
         answer->json = json_pack("{s:b}", "is_sleeping", view.is_sleeping);
     } else {
         answer->json = json_pack("{s:b}", "is_paused", view.is_paused);
-    }
-}
-
-static void metrics_text(struct kvb_metrics *metrics, struct kvp_probe_answer *answer)
-{
-    kvb_status_t status = kvb_metrics_write(metrics, &answer->text, &answer->text_len);
-
-    answer->content_type = "text/plain; version=0.0.4; charset=utf-8";
-    if (status != KVB_OK) {
-        answer->http_status = kvp_error_http(status);
-        answer->json = kvp_error_body(answer->http_status, NULL, kvb_status_text(status));
-    }
-}
-
-static void openapi(struct kvp_probe_answer *answer)
-{
-    /* cppcheck-suppress comparePointers ; both are of one object, see openapi.S */
-    answer->text_len = (size_t)(kvp_openapi_end - kvp_openapi);
-    answer->text = malloc(answer->text_len);
-    answer->content_type = "application/yaml";
-    if (answer->text != NULL) {
-        memcpy(answer->text, kvp_openapi, answer->text_len);
     }
 }
 
@@ -106,13 +76,14 @@ void kvp_probe(const struct kvp_route *route, const char *instance, struct kvp_b
         state(board, instance, true, answer_p);
         return;
     case KVP_ROUTE_metrics:
-        metrics_text(metrics, answer_p);
+        kvp_probe_metrics(metrics, answer_p);
         return;
     case KVP_ROUTE_version:
         answer_p->json = json_pack("{s:s, s:s}", "name", "kvplane", "version", KVP_VERSION);
         return;
     case KVP_ROUTE_openapi:
-        openapi(answer_p);
+        kvp_probe_bytes(kvp_openapi, (size_t)(kvp_openapi_end - kvp_openapi), "application/yaml",
+                        answer_p);
         return;
     default:
         KVB_UNREACHABLE("a route of kind CONTROL");

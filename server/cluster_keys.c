@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cluster_keys.h"
+
+#include "config_table.h"
+
+#include <string.h>
+
+kvb_status_t kvp_split_address(const char *address, char *host, size_t host_cap, uint16_t *port_p)
+{
+    const char *colon = strrchr(address, ':');
+    if (colon == NULL || colon == address) {
+        return KVB_ERR_INVALID;
+    }
+    const char *from = address;
+    const char *to = colon;
+    if (*from == '[') {
+        from++;
+        to--;
+        if (to <= from || *to != ']') {
+            return KVB_ERR_INVALID;
+        }
+    } else if (memchr(from, ':', (size_t)(to - from)) != NULL) {
+        return KVB_ERR_INVALID; /* a bare IPv6 address: which colon is which? */
+    }
+    uint64_t port;
+    if ((size_t)(to - from) >= host_cap || !kvp_parse_count(colon + 1, &port) || port > 65535) {
+        return KVB_ERR_INVALID;
+    }
+    memcpy(host, from, (size_t)(to - from));
+    host[to - from] = '\0';
+    *port_p = (uint16_t)port;
+    return KVB_OK;
+}
+
+bool kvp_loopback_host(const char *host)
+{
+    return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 ||
+           strncmp(host, "127.", 4) == 0;
+}
+
+bool kvp_wildcard_host(const char *host)
+{
+    return strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0 || strcmp(host, "*") == 0;
+}
+
+kvb_status_t kvp_check_listen(const char *listen, const char *token_file, bool insecure,
+                              char *error)
+{
+    char host[KVB_LAYOUT_MAX];
+    uint16_t port;
+    if (kvp_split_address(listen, host, sizeof host, &port) != KVB_OK) {
+        return kvp_refuse(error,
+                          "listen: `%.64s` is not allowed: HOST:PORT, as 127.0.0.1:8100 or [::1]:0",
+                          listen);
+    }
+    if (!kvp_loopback_host(host) && token_file[0] == '\0' && !insecure) {
+        return kvp_refuse(error,
+                          "listen: `%.64s` can be reached by others: give --token-file, or "
+                          "--insecure if they may all do what its routes do",
+                          listen);
+    }
+    return KVB_OK;
+}
+
+static kvb_status_t check_etcd(const struct kvp_cluster_config *config, char *error)
+{
+    for (const char *at = config->etcd; *at != '\0';) {
+        char url[KVB_LAYOUT_MAX];
+        at = kvp_next_item(at, url, sizeof url);
+        if (strncmp(url, "http://", 7) != 0 && strncmp(url, "https://", 8) != 0) {
+            return kvp_refuse(error,
+                              "etcd: `%.128s` is not allowed: URLs separated by commas, as "
+                              "http://127.0.0.1:2379",
+                              config->etcd);
+        }
+    }
+    if (config->etcd_prefix[0] != '/') {
+        return kvp_refuse(error, "etcd-prefix: `%.64s` is not allowed: it begins with /",
+                          config->etcd_prefix);
+    }
+    if ((config->etcd_user[0] == '\0') != (config->etcd_password_file[0] == '\0')) {
+        return kvp_refuse(error, "etcd-user and etcd-password-file: give both or neither");
+    }
+    if ((config->etcd_cert_file[0] == '\0') != (config->etcd_key_file[0] == '\0')) {
+        return kvp_refuse(error, "etcd-cert-file and etcd-key-file: give both or neither");
+    }
+    return KVB_OK;
+}
+
+/* How others come to the share. */
+static kvb_status_t check_share(const struct kvp_cluster_config *config, char *error)
+{
+    char host[KVB_LAYOUT_MAX];
+    uint16_t port;
+    if (config->node_name[0] != '\0' && !kvb_name_valid(config->node_name)) {
+        return kvp_refuse(error,
+                          "node-name: `%.64s` is not allowed: letters, digits and ._-, at most 63",
+                          config->node_name);
+    }
+    if (config->advertise[0] != '\0' &&
+        (kvp_split_address(config->advertise, host, sizeof host, &port) != KVB_OK || port == 0 ||
+         kvp_wildcard_host(host))) {
+        return kvp_refuse(error,
+                          "advertise: `%.64s` is not allowed: a HOST:PORT that others can connect "
+                          "to",
+                          config->advertise);
+    }
+    if (config->cluster_listen[0] == '\0') {
+        return KVB_OK;
+    }
+    if (kvp_split_address(config->cluster_listen, host, sizeof host, &port) != KVB_OK) {
+        return kvp_refuse(error,
+                          "cluster-listen: `%.64s` is not allowed: HOST:PORT, as 10.0.0.1:8102",
+                          config->cluster_listen);
+    }
+    if (kvp_wildcard_host(host) && config->advertise[0] == '\0') {
+        return kvp_refuse(error,
+                          "cluster-listen: `%.64s` is every address of this host: give --advertise "
+                          "HOST:PORT, by which others reach it",
+                          config->cluster_listen);
+    }
+    if (!kvp_loopback_host(host) && config->secret_file[0] == '\0' && !config->insecure) {
+        return kvp_refuse(error,
+                          "cluster-listen: `%.64s` can be reached by others: give --secret-file, "
+                          "or --insecure if they may all read and write this share",
+                          config->cluster_listen);
+    }
+    return KVB_OK;
+}
+
+kvb_status_t kvp_check_cluster(const struct kvp_cluster_config *config, char *error)
+{
+    kvb_status_t status = check_etcd(config, error);
+    return status == KVB_OK ? check_share(config, error) : status;
+}

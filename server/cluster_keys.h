@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_CLUSTER_KEYS_H
+#define SERVER_CLUSTER_KEYS_H
+
+#include "config_values.h"
+
+#include "base/link.h"
+#include "base/status.h"
+
+/*
+ * The keys that the daemon and a store node have in common (server/config_table.h): how a cluster
+ * is reached and how a share is served to it, and how the REST API is served.
+ */
+#define KVP_CLUSTER_KEYS(X)                                                                        \
+    X(node_name, TEXT, "node-name", "", "",                                                        \
+      "name of this process's share in the cluster, the same after a restart; empty: made of the " \
+      "address that is advertised")                                                                \
+    X(advertise, TEXT, "advertise", "", "",                                                        \
+      "HOST:PORT by which others reach cluster-listen; empty: that itself")                        \
+    X(etcd, TEXT, "etcd", "", "",                                                                  \
+      "endpoints of the etcd that the cluster agrees through, separated by commas, as "            \
+      "http://10.0.0.1:2379,http://10.0.0.2:2379")                                                 \
+    X(etcd_prefix, TEXT, "etcd-prefix", "/kvplane/", "",                                           \
+      "of every key there; one for each cluster")                                                  \
+    X(etcd_user, TEXT, "etcd-user", "", "", "user of etcd; needs etcd-password-file")              \
+    X(etcd_password_file, TEXT, "etcd-password-file", "", "",                                      \
+      "file whose first line is that user's password")                                             \
+    X(etcd_ca_file, TEXT, "etcd-ca-file", "", "",                                                  \
+      "PEM file of the authorities that etcd's certificate may come from; empty: the system's")    \
+    X(etcd_cert_file, TEXT, "etcd-cert-file", "", "",                                              \
+      "PEM file of the certificate shown to etcd; needs etcd-key-file")                            \
+    X(etcd_key_file, TEXT, "etcd-key-file", "", "", "PEM file of that certificate's key")          \
+    X(lease, TIME, "lease", "10s", "1s 10m",                                                       \
+      "a process is gone from the cluster so long after its last sign of life")                    \
+    X(secret_file, TEXT, "secret-file", "", "",                                                    \
+      "file of the secret that all processes of the cluster prove to each other before anything "  \
+      "else, 1 to 256 bytes; blanks at its end do not count")                                      \
+    X(io_threads, COUNT, "io-threads", "2", "1 64", "threads that serve the share to others")      \
+    X(lanes_max, COUNT, "lanes-max", "1024", "1 65536",                                            \
+      "connections of peers that each of these threads admits")                                    \
+    X(lanes_each_max, COUNT, "lanes-each-max", "64", "1 65536", "of them from one remote address") \
+    X(hold, TIME, "hold", "60s", "1ms 1h", "how long a lookup's promise lasts at most")
+
+#define KVP_REST_KEYS(X)                                                                           \
+    X(token_file, TEXT, "token-file", "", "",                                                      \
+      "file of accepted bearer tokens, one a line: TOKEN, or `read TOKEN` for one that may only "  \
+      "read")                                                                                      \
+    X(insecure, SWITCH, "insecure", "false", "",                                                   \
+      "serve without tokens, and without a secret, although others than this host can reach it")   \
+    X(requests_max, COUNT, "requests-max", "256", "1 65536",                                       \
+      "REST requests in work; further ones are answered 503")                                      \
+    X(connections_max, COUNT, "connections-max", "4096", "8 65536", "HTTP connections")            \
+    X(idle_timeout, TIME, "idle-timeout", "150s", "1s 24h",                                        \
+      "an HTTP connection without a request is closed after it")                                   \
+    X(log_level, CHOICE, "log-level", "info", "error warn info debug trace", "lines to stderr")    \
+    X(log_format, CHOICE, "log-format", "logfmt", "logfmt json", "of those lines")
+
+/* The same of either program. Texts are borrowed. */
+struct kvp_cluster_config {
+#define X(name, type, key, standard, limits, what) KVP_CONFIG_##type name;
+    KVP_CLUSTER_KEYS(X)
+#undef X
+    const char *cluster_listen; /* "": this process serves no share */
+    bool insecure;
+};
+/* name, of the fields of a program's config */
+#define KVP_CLUSTER_FIELD(name, type, key, standard, limits, what) .name = config->name,
+
+/* HOST:PORT, [IPV6]:PORT; host at least KVB_LAYOUT_MAX bytes. INVALID. */
+KVB_MUST_USE kvb_status_t kvp_split_address(const char *address, char *host, size_t host_cap,
+                                            uint16_t *port_p);
+bool kvp_loopback_host(const char *host);
+/* Every address: nobody can be told to connect to it. */
+bool kvp_wildcard_host(const char *host);
+
+/* Checks what is common, for a program's own check. INVALID: error says what to change. */
+KVB_MUST_USE kvb_status_t kvp_check_listen(const char *listen, const char *token_file,
+                                           bool insecure, char *error);
+KVB_MUST_USE kvb_status_t kvp_check_cluster(const struct kvp_cluster_config *config, char *error);
+
+#endif
