@@ -23,8 +23,8 @@ static void on_collect(void *ctx)
 {
     struct kvp_collect *collect = ctx;
     struct kvb_metrics *metrics = collect->metrics;
-    struct kvs_node_stats stats;
-    kvs_node_stats(collect->node, &stats);
+    struct kvs_share_stats stats;
+    kvs_share_stats(collect->share, &stats);
     set0(metrics, KVP_M_STORE_CAPACITY, (double)stats.core.share_bytes);
     set0(metrics, KVP_M_STORE_USED, (double)stats.core.used_bytes);
     set0(metrics, KVP_M_STORE_RESERVED, (double)stats.core.reserved_bytes);
@@ -45,14 +45,14 @@ static void on_collect(void *ctx)
         const char *values[] = {operations[i].label};
         kvb_series_set(kvb_series(metrics, KVP_M_STORE_EVENTS, values), (double)operations[i].n);
     }
-    kvs_node_each_tenant(collect->node, collect_tenant, metrics);
+    kvs_share_each_tenant(collect->share, collect_tenant, metrics);
     set0(metrics, KVP_M_LOOP_LAG, (double)kvp_loop_lag_ns(collect->loop) / 1e9);
 }
 
 void kvp_collect_init(struct kvp_collect *collect, struct kvb_metrics *metrics,
-                      struct kvs_node *node, struct kvp_loop *loop)
+                      struct kvs_share *share, struct kvp_loop *loop)
 {
-    *collect = (struct kvp_collect){.metrics = metrics, .node = node, .loop = loop};
+    *collect = (struct kvp_collect){.metrics = metrics, .share = share, .loop = loop};
     const char *version[] = {KVP_VERSION};
     kvb_series_set(kvb_series(metrics, KVP_M_BUILD_INFO, version), 1);
     set0(metrics, KVP_M_START_TIME, (double)time(NULL));

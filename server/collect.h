@@ -7,23 +7,23 @@
 #include "loop.h"
 
 #include "base/metrics.h"
-#include "store/node.h"
+#include "store/share.h"
 
 /*
- * Fills the families of metrics.h that live elsewhere: the node's counters at each scrape (any
+ * Fills the families of metrics.h that live elsewhere: the share's counters at each scrape (any
  * thread), the instances' state when it changes, finished operations at each heartbeat (loop
  * thread), HTTP answers as they go out (HTTP thread).
  */
 struct kvp_collect {
     struct kvb_metrics *metrics;
-    struct kvs_node *node;
+    struct kvs_share *share;
     struct kvp_loop *loop;
     uint64_t counted_ns; /* operations that finished until then were counted */
     uint64_t lag_max_ns; /* loop thread */
 };
 
 void kvp_collect_init(struct kvp_collect *collect, struct kvb_metrics *metrics,
-                      struct kvs_node *node, struct kvp_loop *loop);
+                      struct kvs_share *share, struct kvp_loop *loop);
 /* kvp_fleet_config.changed. */
 void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *view);
 void kvp_collect_beat(struct kvp_collect *collect, struct kvp_fleet *fleet, uint64_t lag_ns);

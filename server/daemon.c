@@ -15,7 +15,9 @@
 #include "base/assert.h"
 #include "base/faults.h"
 #include "base/log.h"
+#include "store/coordinator.h"
 #include "store/node.h"
+#include "store/share.h"
 #include "transport/transport.h"
 
 #include <signal.h>
@@ -43,6 +45,8 @@ struct kvp_daemon {
     struct kvb_metrics *metrics;
     struct kvt_regions *regions;
     struct kvt_transport *loopback;
+    struct kvs_share *share;
+    struct kvs_keeper keeper;
     struct kvs_node *node;
     struct kvs_client *client;
     struct kvs_coordinator *coordinator;
@@ -61,7 +65,10 @@ struct kvp_daemon {
 
 static void on_woken(void *ctx)
 {
-    const struct kvp_daemon *daemon = ctx;
+    struct kvp_daemon *daemon = ctx;
+    if (daemon->share != NULL) {
+        kvs_keeper_woken(&daemon->keeper);
+    }
     if (daemon->control != NULL) {
         kvp_control_run(daemon->control);
     }
@@ -185,29 +192,26 @@ static void set_quota(void *arg, const char *tenant, uint64_t quota)
     if (quota == KVP_QUOTA_NONE || daemon->ended != KVB_OK) {
         return;
     }
-    daemon->ended = kvs_node_set_quota(daemon->node, tenant, quota);
+    daemon->ended = kvs_share_set_quota(daemon->share, tenant, quota);
 }
 
 static kvb_status_t create_store(struct kvp_daemon *daemon)
 {
     const struct kvp_config *config = daemon->config;
     struct kvb_sched *sched = kvp_loop_sched(daemon->loop);
-    const struct kvs_node_config node = {.share_bytes = config->store_bytes,
-                                         .shards = (uint32_t)config->shards,
-                                         .ticket_ms = kvb_fault_run() ? 0 : config->transfer_bound};
-    uint64_t each = config->store_bytes / config->shards;
-    if (each < KVS_CORE_PAGE || each > KVS_CORE_SHARE_MAX) {
-        KVB_LOG(ERROR, "store-bytes over shards is too little or too much for a shard",
-                KVB_U64("store_bytes", config->store_bytes), KVB_U64("shards", config->shards),
-                KVB_U64("shard_min", KVS_CORE_PAGE), KVB_U64("shard_max", KVS_CORE_SHARE_MAX));
-        return KVB_ERR_INVALID;
-    }
+    const struct kvs_share_config share = {.bytes = config->store_bytes,
+                                           .shards = (uint32_t)config->shards};
+    const struct kvs_node_config node = {.ticket_ms = kvb_fault_run() ? 0 : config->transfer_bound};
     kvb_status_t status = kvt_regions_create(sched, &daemon->regions);
     if (status == KVB_OK) {
         status = kvt_loopback_create(daemon->regions, TRANSFERS_MAX, &daemon->loopback);
     }
     if (status == KVB_OK) {
-        status = kvs_node_create(sched, daemon->loopback, &node, &daemon->node);
+        status = kvs_share_create(sched->random, &share, &daemon->share);
+    }
+    if (status == KVB_OK) {
+        kvs_keeper_start(&daemon->keeper, daemon->share, sched, kvp_loop_wake, daemon->loop);
+        status = kvs_node_create(sched, daemon->loopback, daemon->share, &node, &daemon->node);
     }
     if (status == KVB_OK && kvp_config_each_tenant(config->tenants, set_quota, daemon)) {
         status = daemon->ended;
@@ -219,7 +223,7 @@ static kvb_status_t create_store(struct kvp_daemon *daemon)
         status = kvs_client_add_node(daemon->client, "local", daemon->node, config->store_bytes);
     }
     if (status == KVB_OK) {
-        status = kvs_embedded_create(sched, config->name_grace, &kvs_node_reclaim, daemon->node,
+        status = kvs_embedded_create(sched, config->name_grace, &kvs_share_reclaim, daemon->share,
                                      &daemon->coordinator);
     }
     if (status != KVB_OK) {
@@ -369,7 +373,7 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
     daemon->metrics = kvb_metrics_create(kvp_metric_table, KVP_METRIC_COUNT);
     status = daemon->metrics == NULL ? KVB_ERR_NO_MEMORY : create_store(daemon);
     if (status == KVB_OK) {
-        kvp_collect_init(&daemon->collect, daemon->metrics, daemon->node, daemon->loop);
+        kvp_collect_init(&daemon->collect, daemon->metrics, daemon->share, daemon->loop);
         status = create_board(daemon);
     }
     if (status == KVB_OK) {
@@ -418,6 +422,10 @@ static void destroy_store(struct kvp_daemon *daemon)
         kvs_client_destroy(daemon->client);
     }
     kvs_node_destroy(daemon->node);
+    if (daemon->share != NULL) {
+        kvs_keeper_stop(&daemon->keeper);
+        kvs_share_destroy(daemon->share);
+    }
     kvt_transport_destroy(daemon->loopback);
     kvt_regions_destroy(daemon->regions);
 }

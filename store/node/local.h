@@ -3,13 +3,14 @@
 #define STORE_NODE_LOCAL_H
 
 /*
- * This process's own node, inside: calls (node.c) and the puts and gets of which they consist
- * (op.c). Loop thread only, but for the share and the counters.
+ * This process's own share as a node, inside: calls (node.c) and the puts and gets of which they
+ * consist (op.c). Loop thread only, but for the share.
  */
-#include "share.h"
+#include "share/share_impl.h"
 
 #include "base/list.h"
 #include "base/sched.h"
+#include "store/node.h"
 
 #include <stdatomic.h>
 
@@ -17,7 +18,9 @@ struct kvs_local {
     struct kvs_node base;
     struct kvb_sched *sched;
     struct kvt_transport *transport;
-    struct kvs_share share;
+    struct kvs_share *share;
+    struct kvt_share **reach; /* of each shard, the range as the transport reaches it */
+    struct kvs_counts counts;
     uint64_t ticket_ms;
     uint64_t hold_ms;
 
@@ -33,21 +36,9 @@ struct kvs_local {
     struct kvb_list idle;
     uint32_t nops; /* running */
 
-    /* upkeep */
-    struct kvb_event reclaim;
-    struct kvb_timer upkeep;
-    uint32_t reclaim_next; /* shard */
-
     struct kvb_list scrubbing;
     uint32_t nscrubbing;
-
-#define X(name, what) atomic_ulong name;
-    KVS_NODE_COUNTERS(X)
-#undef X
 };
-
-#define KVS_COUNT(local, name, by)                                                                 \
-    ((void)atomic_fetch_add_explicit(&(local)->name, (by), memory_order_relaxed))
 
 /* The part of a batch that is here. */
 struct kvs_local_call {
@@ -68,8 +59,6 @@ void kvs_local_answer(struct kvs_local_call *call, uint32_t item, kvb_status_t s
                       uint64_t len);
 /* Something ended: there may be something to do for its call, and for those that starve. */
 void kvs_local_wake(struct kvs_local_call *call);
-/* Something was cleared or has a deadline: space will have to be reclaimed. */
-void kvs_local_upkeep(struct kvs_local *local, bool now);
 
 /*
  * Begins a put or get. OK: it runs, or has answered already. AGAIN: nothing happened, call again in

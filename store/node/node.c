@@ -24,9 +24,6 @@
 #define LOOKUP_STEP 256 /* keys */
 #define BEGIN_STEP  64  /* puts, gets, removes */
 
-#define RECLAIM_STEP    256 /* objects */
-#define UPKEEP_EVERY_MS 100
-
 struct kvs_lookup {
     struct kvs_core_entry entries[LOOKUP_STEP];
     uint32_t index[LOOKUP_STEP]; /* of the item */
@@ -43,49 +40,6 @@ static struct kvs_local *of(struct kvs_node *node)
 
 /* ---- answers ---- */
 
-static void count_put(struct kvs_local *local, kvb_status_t status, uint64_t len)
-{
-    switch (status) {
-    case KVB_OK:
-        KVS_COUNT(local, puts, 1);
-        KVS_COUNT(local, put_bytes, len);
-        break;
-    case KVB_ERR_EXISTS:
-        KVS_COUNT(local, puts_existed, 1);
-        break;
-    case KVB_ERR_NO_SPACE:
-    case KVB_ERR_QUOTA:
-        KVS_COUNT(local, puts_refused, 1);
-        break;
-    case KVB_ERR_FENCED:
-        KVS_COUNT(local, puts_fenced, 1);
-        break;
-    default:
-        KVS_COUNT(local, puts_failed, 1);
-    }
-}
-
-static void count_get(struct kvs_local *local, kvb_status_t status, uint64_t len)
-{
-    switch (status) {
-    case KVB_OK:
-        KVS_COUNT(local, gets, 1);
-        KVS_COUNT(local, get_bytes, len);
-        break;
-    case KVB_ERR_NOT_FOUND:
-        KVS_COUNT(local, gets_missed, 1);
-        break;
-    case KVB_ERR_TICKET:
-        KVS_COUNT(local, gets_ticket, 1);
-        break;
-    case KVB_ERR_CHECKSUM:
-        KVS_COUNT(local, gets_checksum, 1);
-        break;
-    default:
-        KVS_COUNT(local, gets_failed, 1);
-    }
-}
-
 void kvs_local_answer(struct kvs_local_call *call, uint32_t index, kvb_status_t status,
                       uint64_t len)
 {
@@ -94,21 +48,7 @@ void kvs_local_answer(struct kvs_local_call *call, uint32_t index, kvb_status_t 
     item->status = status;
     item->len = len;
     call->left--;
-    switch (call->call->batch->op) {
-    case KVS_EXISTS:
-        KVS_COUNT(call->local, lookups, 1);
-        KVS_COUNT(call->local, lookup_hits, status == KVB_OK);
-        break;
-    case KVS_PUT:
-        count_put(call->local, status, len);
-        break;
-    case KVS_GET:
-        count_get(call->local, status, len);
-        break;
-    case KVS_REMOVE:
-        KVS_COUNT(call->local, removes, status == KVB_OK);
-        break;
-    }
+    kvs_count_answer(&call->local->counts, call->call->batch->op, status, len);
 }
 
 /* ---- steps of a call ---- */
@@ -176,21 +116,21 @@ static void lookup_step(struct kvs_local_call *call)
     n = n < LOOKUP_STEP ? n : LOOKUP_STEP;
     for (uint32_t i = 0; i < n; i++) {
         const struct kvs_item *item = kvs_node_call_item(call->call, call->next + i);
-        local->lookup->shard[i] = kvs_share_shard(&local->share, call->seed, item->key);
+        local->lookup->shard[i] = kvs_share_shard(local->share, call->seed, item->key);
     }
-    for (uint32_t s = 0; s < local->share.nshards; s++) {
-        lookup_shard(call, &local->share.shards[s], n);
+    for (uint32_t s = 0; s < local->share->nshards; s++) {
+        lookup_shard(call, &local->share->shards[s], n);
     }
     call->next += n;
     if (call->call->batch->hold.instance != 0) {
-        kvs_local_upkeep(local, false);
+        kvs_share_poke(local->share, false);
     }
 }
 
 static void remove_item(struct kvs_local_call *call, uint32_t index)
 {
     const struct kvs_item *item = kvs_node_call_item(call->call, index);
-    struct kvs_shard *shard = kvs_share_shard(&call->local->share, call->seed, item->key);
+    struct kvs_shard *shard = kvs_share_shard(call->local->share, call->seed, item->key);
     struct kvs_core_key key = {item->key, item->group, item->part};
 
     kvb_mutex_lock(&shard->lock);
@@ -198,7 +138,7 @@ static void remove_item(struct kvs_local_call *call, uint32_t index)
                                           &call->where, &key, call->call->batch->force);
     kvb_mutex_unlock(&shard->lock);
     kvs_local_answer(call, index, status, 0);
-    kvs_local_upkeep(call->local, false);
+    kvs_share_poke(call->local->share, false);
 }
 
 /* Of two puts of one key in a batch the first is the first, whichever has fewer bytes to move. */
@@ -345,12 +285,12 @@ static kvb_status_t local_submit(struct kvs_node *node, struct kvs_node_call *no
     kvb_list_init(&call->link);
     kvb_list_init(&call->ops);
     call->where.lineage = batch->lineage;
-    kvb_status_t status =
-        kvs_names_space(&local->share.names, batch->space, &call->where.space, &call->where.tenant);
+    kvb_status_t status = kvs_names_space(&local->share->names, batch->space, &call->where.space,
+                                          &call->where.tenant);
     if (status != KVB_OK) {
         goto err_call;
     }
-    call->seed = kvs_share_seed(&local->share, &call->where);
+    call->seed = kvs_share_seed(local->share, &call->where);
     if (batch->op == KVS_PUT && node_call->n > 1) {
         status = find_earlier(call);
         if (status != KVB_OK) {
@@ -385,17 +325,7 @@ static void local_stop(struct kvs_node *node, struct kvs_node_call *node_call, b
 
 static void local_discard(struct kvs_node *node, struct kvs_hold hold, bool all_of_instance)
 {
-    struct kvs_local *local = of(node);
-    for (uint32_t i = 0; i < local->share.nshards; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        kvb_mutex_lock(&shard->lock);
-        if (all_of_instance) {
-            kvs_core_discard_instance(shard->core, hold.instance);
-        } else {
-            kvs_core_discard(shard->core, (struct kvs_core_holder){hold.instance, hold.request});
-        }
-        kvb_mutex_unlock(&shard->lock);
-    }
+    kvs_share_discard(of(node)->share, hold, all_of_instance);
 }
 
 static const struct kvs_node_ops local_ops = {
@@ -404,289 +334,43 @@ static const struct kvs_node_ops local_ops = {
     .discard = local_discard,
 };
 
-/* ---- upkeep: space comes back in small steps ---- */
+/* ---- create and destroy ---- */
 
-static bool reclaim_shard(struct kvs_local *local, struct kvs_shard *shard)
+uint32_t kvs_node_calls(struct kvs_node *node)
 {
-    kvb_mutex_lock(&shard->lock);
-    bool more = kvs_core_reclaim(shard->core, kvb_now_ns(local->sched->clock), RECLAIM_STEP);
-    kvb_mutex_unlock(&shard->lock);
-    return more;
+    return atomic_load_explicit(&of(node)->ncalls, memory_order_relaxed);
 }
 
-/* A step of one shard a turn, until none has anything left. */
-static void on_reclaim(struct kvb_event *event)
+static void destroy_reach(struct kvs_local *local)
 {
-    struct kvs_local *local = kvb_container_of(event, struct kvs_local, reclaim);
-    if (!reclaim_shard(local, &local->share.shards[local->reclaim_next])) {
-        local->reclaim_next++;
+    for (uint32_t i = 0; i < local->share->nshards; i++) {
+        kvt_share_destroy(local->reach[i]);
     }
-    if (local->reclaim_next < local->share.nshards) {
-        kvb_sched_post(local->sched, &local->reclaim);
-    } else {
-        local->reclaim_next = 0;
-        kvs_local_upkeep(local, false);
-    }
+    free(local->reach);
 }
 
-static void on_upkeep(struct kvb_timer *timer)
+static kvb_status_t create_reach(struct kvs_local *local)
 {
-    struct kvs_local *local = kvb_container_of(timer, struct kvs_local, upkeep);
-    kvs_local_upkeep(local, true);
-}
-
-static uint64_t next_deadline(struct kvs_local *local)
-{
-    uint64_t next_ns = KVB_NEVER;
-    for (uint32_t i = 0; i < local->share.nshards; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        kvb_mutex_lock(&shard->lock);
-        uint64_t deadline_ns = kvs_core_next_deadline_ns(shard->core);
-        kvb_mutex_unlock(&shard->lock);
-        next_ns = deadline_ns < next_ns ? deadline_ns : next_ns;
-    }
-    return next_ns;
-}
-
-void kvs_local_upkeep(struct kvs_local *local, bool now)
-{
-    if (now) {
-        local->reclaim_next = 0;
-        kvb_sched_post(local->sched, &local->reclaim);
-        return;
-    }
-    /* Promises hold without it, so there is no hurry, and asking is not free. */
-    if (kvb_timer_armed(&local->upkeep) || kvb_event_posted(&local->reclaim)) {
-        return;
-    }
-    uint64_t next_ns = next_deadline(local);
-    if (next_ns != KVB_NEVER) {
-        uint64_t soonest_ns = kvb_deadline_in_ms(local->sched->clock, UPKEEP_EVERY_MS);
-        kvb_sched_timer_set(local->sched, &local->upkeep,
-                            next_ns > soonest_ns ? next_ns : soonest_ns);
-    }
-}
-
-/* ---- clearing ---- */
-
-void kvs_node_retire(struct kvs_node *node, const struct kvb_lineage *lineages, uint32_t n)
-{
-    struct kvs_local *local = of(node);
-    for (uint32_t i = 0; i < local->share.nshards; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        kvb_mutex_lock(&shard->lock);
-        for (uint32_t j = 0; j < n; j++) {
-            kvs_core_retire(shard->core, lineages[j]);
-        }
-        kvb_mutex_unlock(&shard->lock);
-    }
-    kvs_local_upkeep(local, true);
-}
-
-void kvs_node_remove_tenant(struct kvs_node *node, const char *tenant)
-{
-    struct kvs_local *local = of(node);
-    uint32_t id;
-    if (kvs_names_find_tenant(&local->share.names, tenant, &id) != KVB_OK) {
-        return;
-    }
-    for (uint32_t i = 0; i < local->share.nshards; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        kvb_mutex_lock(&shard->lock);
-        kvs_core_remove_tenant(shard->core, id);
-        kvb_mutex_unlock(&shard->lock);
-    }
-    kvs_local_upkeep(local, true);
-}
-
-void kvs_node_clear(struct kvs_node *node)
-{
-    struct kvs_local *local = of(node);
-    for (uint32_t i = 0; i < local->share.nshards; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        kvb_mutex_lock(&shard->lock);
-        kvs_core_clear(shard->core);
-        kvb_mutex_unlock(&shard->lock);
-    }
-    kvs_local_upkeep(local, true);
-}
-
-struct collected {
-    struct kvb_lineage *lineages;
-    uint32_t n, cap;
-    bool failed;
-};
-
-static void collect(void *arg, uint32_t space, struct kvb_lineage lineage)
-{
-    struct collected *collected = arg;
-    (void)space;
-    if (collected->n == collected->cap) {
-        uint32_t cap = collected->cap == 0 ? 64 : collected->cap * 2;
-        struct kvb_lineage *grown = realloc(collected->lineages, cap * sizeof *grown);
-        if (grown == NULL) {
-            collected->failed = true;
-            return;
-        }
-        collected->lineages = grown;
-        collected->cap = cap;
-    }
-    collected->lineages[collected->n++] = lineage;
-}
-
-static kvb_status_t node_lineages(void *ctx, const char *tenant, struct kvb_lineage **lineages_p,
-                                  uint32_t *n_p)
-{
-    struct kvs_local *local = of(ctx);
-    struct collected collected = {0};
-    uint32_t id;
-    if (kvs_names_find_tenant(&local->share.names, tenant, &id) == KVB_OK) {
-        for (uint32_t i = 0; i < local->share.nshards; i++) {
-            struct kvs_shard *shard = &local->share.shards[i];
-            kvb_mutex_lock(&shard->lock);
-            kvs_core_each_lineage(shard->core, id, collect, &collected);
-            kvb_mutex_unlock(&shard->lock);
-        }
-    }
-    if (collected.failed) {
-        free(collected.lineages);
+    struct kvs_share *share = local->share;
+    local->reach = calloc(share->nshards, sizeof *local->reach);
+    if (local->reach == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    *lineages_p = collected.lineages;
-    *n_p = collected.n;
+    for (uint32_t i = 0; i < share->nshards; i++) {
+        struct kvs_shard *shard = &share->shards[i];
+        kvb_status_t status =
+            kvt_share_create(local->transport, shard->base, shard->len, &local->reach[i]);
+        if (status != KVB_OK) {
+            destroy_reach(local);
+            return status;
+        }
+    }
     return KVB_OK;
 }
 
-static void node_retire(void *ctx, const struct kvb_lineage *lineages, uint32_t n)
-{
-    kvs_node_retire(ctx, lineages, n);
-}
-
-const struct kvs_reclaim_ops kvs_node_reclaim = {.retire = node_retire, .lineages = node_lineages};
-
-kvb_status_t kvs_node_set_quota(struct kvs_node *node, const char *tenant, uint64_t quota_bytes)
-{
-    struct kvs_local *local = of(node);
-    uint32_t id;
-    kvb_status_t status = kvs_names_tenant(&local->share.names, tenant, &id);
-    uint64_t each = quota_bytes == UINT64_MAX ? UINT64_MAX : quota_bytes / local->share.nshards;
-    for (uint32_t i = 0; i < local->share.nshards && status == KVB_OK; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        kvb_mutex_lock(&shard->lock);
-        status = kvs_core_set_quota(shard->core, id, each);
-        kvb_mutex_unlock(&shard->lock);
-    }
-    return status;
-}
-
-/* ---- statistics: any thread ---- */
-
-static void add_core_stats(struct kvs_core_stats *sum, const struct kvs_core_stats *one)
-{
-    sum->share_bytes += one->share_bytes;
-    sum->used_bytes += one->used_bytes;
-    sum->live_bytes += one->live_bytes;
-    sum->reserved_bytes += one->reserved_bytes;
-    sum->quarantined_bytes += one->quarantined_bytes;
-    sum->retired_bytes += one->retired_bytes;
-    sum->free_bytes += one->free_bytes;
-    sum->value_bytes += one->value_bytes;
-    sum->locked_bytes += one->locked_bytes;
-    sum->objects += one->objects;
-    sum->attempts += one->attempts;
-    sum->tickets += one->tickets;
-    sum->holds += one->holds;
-    sum->evicted += one->evicted;
-    sum->reclaimed += one->reclaimed;
-    sum->fenced += one->fenced;
-    sum->tickets_lost += one->tickets_lost;
-    sum->metadata_bytes += one->metadata_bytes;
-}
-
-void kvs_node_stats(struct kvs_node *node, struct kvs_node_stats *stats_p)
-{
-    struct kvs_local *local = of(node);
-    *stats_p =
-        (struct kvs_node_stats){.shards = local->share.nshards,
-                                .calls = atomic_load_explicit(&local->ncalls, memory_order_relaxed),
-#define X(name, what) .name = atomic_load_explicit(&local->name, memory_order_relaxed),
-                                KVS_NODE_COUNTERS(X)
-#undef X
-        };
-    for (uint32_t i = 0; i < local->share.nshards; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        struct kvs_core_stats one;
-        kvb_mutex_lock(&shard->lock);
-        kvs_core_stats(shard->core, &one);
-        kvb_mutex_unlock(&shard->lock);
-        add_core_stats(&stats_p->core, &one);
-    }
-}
-
-static void tenant_stats(struct kvs_local *local, uint32_t tenant,
-                         struct kvs_core_tenant_stats *stats_p)
-{
-    *stats_p = (struct kvs_core_tenant_stats){0};
-    for (uint32_t i = 0; i < local->share.nshards; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        struct kvs_core_tenant_stats one;
-        kvb_mutex_lock(&shard->lock);
-        kvs_core_tenant_stats(shard->core, tenant, &one);
-        kvb_mutex_unlock(&shard->lock);
-        stats_p->quota_bytes =
-            one.quota_bytes == UINT64_MAX ? UINT64_MAX : stats_p->quota_bytes + one.quota_bytes;
-        stats_p->used_bytes += one.used_bytes;
-        stats_p->live_bytes += one.live_bytes;
-        stats_p->objects += one.objects;
-        stats_p->evicted += one.evicted;
-    }
-}
-
-void kvs_node_tenant_stats(struct kvs_node *node, const char *tenant,
-                           struct kvs_core_tenant_stats *stats_p)
-{
-    struct kvs_local *local = of(node);
-    uint32_t id;
-    if (kvs_names_find_tenant(&local->share.names, tenant, &id) == KVB_OK) {
-        tenant_stats(local, id, stats_p);
-    } else {
-        *stats_p = (struct kvs_core_tenant_stats){.quota_bytes = UINT64_MAX};
-    }
-}
-
-void kvs_node_each_tenant(struct kvs_node *node,
-                          void (*each)(void *arg, const char *tenant,
-                                       const struct kvs_core_tenant_stats *stats),
-                          void *arg)
-{
-    struct kvs_local *local = of(node);
-    uint32_t n = kvs_names_ntenants(&local->share.names);
-    for (uint32_t i = 0; i < n; i++) {
-        char tenant[64];
-        struct kvs_core_tenant_stats stats;
-        kvs_names_tenant_text(&local->share.names, i, tenant);
-        tenant_stats(local, i, &stats);
-        each(arg, tenant, &stats);
-    }
-}
-
-const char *kvs_node_validate(struct kvs_node *node)
-{
-    struct kvs_local *local = of(node);
-    const char *broken = NULL;
-    for (uint32_t i = 0; i < local->share.nshards && broken == NULL; i++) {
-        struct kvs_shard *shard = &local->share.shards[i];
-        kvb_mutex_lock(&shard->lock);
-        broken = kvs_core_validate(shard->core);
-        kvb_mutex_unlock(&shard->lock);
-    }
-    return broken;
-}
-
-/* ---- create and destroy ---- */
-
 kvb_status_t kvs_node_create(struct kvb_sched *sched, struct kvt_transport *transport,
-                             const struct kvs_node_config *config, struct kvs_node **node_p)
+                             struct kvs_share *share, const struct kvs_node_config *config,
+                             struct kvs_node **node_p)
 {
     struct kvs_local *local = calloc(1, sizeof *local);
     struct kvs_lookup *lookup = calloc(1, sizeof *lookup);
@@ -694,14 +378,15 @@ kvb_status_t kvs_node_create(struct kvb_sched *sched, struct kvt_transport *tran
     if (local == NULL || lookup == NULL) {
         goto err_free;
     }
-    status = kvs_share_init(&local->share, transport, sched->random, config);
-    if (status != KVB_OK) {
-        goto err_free;
-    }
     local->base.ops = &local_ops;
     local->sched = sched;
     local->transport = transport;
+    local->share = share;
     local->lookup = lookup;
+    status = create_reach(local);
+    if (status != KVB_OK) {
+        goto err_free;
+    }
     local->ticket_ms = config->ticket_ms != 0 ? config->ticket_ms : DEFAULT_LEASE_MS;
     /* but where they would hide what a skipped drain does */
     if (kvb_fault_run() && !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED) &&
@@ -715,8 +400,7 @@ kvb_status_t kvs_node_create(struct kvb_sched *sched, struct kvt_transport *tran
     kvb_list_init(&local->idle);
     kvb_list_init(&local->scrubbing);
     kvb_event_init(&local->work, on_work);
-    kvb_event_init(&local->reclaim, on_reclaim);
-    kvb_timer_init(&local->upkeep, on_upkeep);
+    kvs_share_counts_add(share, &local->counts);
     *node_p = &local->base;
     return KVB_OK;
 
@@ -736,9 +420,8 @@ void kvs_node_destroy(struct kvs_node *node)
     kvs_scrub_cleanup(local);
     kvs_op_cleanup(local);
     kvb_sched_unpost(&local->work);
-    kvb_sched_unpost(&local->reclaim);
-    kvb_sched_timer_clear(local->sched, &local->upkeep);
-    kvs_share_cleanup(&local->share);
+    kvs_share_counts_remove(local->share, &local->counts);
+    destroy_reach(local);
     free(local->lookup);
     free(local);
 }

@@ -156,7 +156,7 @@ static kvb_status_t start_transfer(struct op *op, enum kvt_direction direction,
     const struct kvs_item *item = item_of(op);
     op->transfer = (struct kvt_transfer){
         .direction = direction,
-        .share = op->shard->reach,
+        .share = home(op)->reach[op->shard - home(op)->share->shards],
         .slices = item->slices,
         .nslices = item->nslices,
         .extents = op->extents,
@@ -182,7 +182,7 @@ static void put_failed(struct op *op, kvb_status_t status)
         kvs_core_revoke(op->shard->core, now(op), op->attempt, KVS_LOCAL_SESSION, true);
     kvb_mutex_unlock(&op->shard->lock);
     kvb_assert(revoked == KVB_OK || revoked == KVB_ERR_NOT_FOUND); /* over already, by its commit */
-    kvs_local_upkeep(home(op), false);
+    kvs_share_poke(home(op)->share, false);
     finish(op, status, 0);
 }
 
@@ -258,7 +258,7 @@ static kvb_status_t get_release(struct op *op)
     kvb_status_t status =
         kvs_core_release(op->shard->core, now(op), op->found.ticket, KVS_LOCAL_SESSION);
     kvb_mutex_unlock(&op->shard->lock);
-    kvs_local_upkeep(home(op), false);
+    kvs_share_poke(home(op)->share, false);
     return kvb_fault(KVB_FAULT_TICKET_IGNORED) ? KVB_OK : status;
 }
 
@@ -359,7 +359,7 @@ kvb_status_t kvs_op_begin(struct kvs_local_call *call, uint32_t index)
     }
     op->call = call;
     op->item = index;
-    op->shard = kvs_share_shard(&local->share, call->seed, item->key);
+    op->shard = kvs_share_shard(local->share, call->seed, item->key);
     op->stopped = KVB_OK;
     op->len = len;
     kvb_list_push_back(&call->ops, &op->link);
@@ -376,7 +376,7 @@ kvb_status_t kvs_op_begin(struct kvs_local_call *call, uint32_t index)
         finish(op, status, 0);
         status = KVB_OK;
     }
-    kvs_local_upkeep(local, false);
+    kvs_share_poke(local->share, false);
     return status;
 }
 

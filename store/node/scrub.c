@@ -46,12 +46,11 @@ static void destroy(struct scrub *scrub)
     free(scrub);
 }
 
-static void finish(struct scrub *scrub)
+/* Gives the ticket back; true: the object was bad, and dropped. */
+static bool release(struct scrub *scrub, bool bad)
 {
     struct kvs_shard *shard = scrub->shard;
-    bool bad = XXH3_64bits_digest(&scrub->hash) != scrub->found.checksum;
     bool dropped = false;
-
     kvb_mutex_lock(&shard->lock);
     kvb_status_t status =
         kvs_core_release(shard->core, now(scrub), scrub->found.ticket, KVS_LOCAL_SESSION);
@@ -60,13 +59,18 @@ static void finish(struct scrub *scrub)
             kvs_core_remove(shard->core, now(scrub), &scrub->where, &scrub->key, true) == KVB_OK;
     }
     kvb_mutex_unlock(&shard->lock);
-    KVS_COUNT(scrub->local, scrubs, 1);
-    if (dropped) {
-        KVS_COUNT(scrub->local, scrubs_bad, 1);
+    kvs_share_poke(scrub->local->share, false);
+    return dropped;
+}
+
+static void finish(struct scrub *scrub)
+{
+    KVS_COUNT(&scrub->local->counts, scrubs, 1);
+    if (release(scrub, XXH3_64bits_digest(&scrub->hash) != scrub->found.checksum)) {
+        KVS_COUNT(&scrub->local->counts, scrubs_bad, 1);
         KVB_LOG_LIMITED(WARN, "an object's bytes are bad: dropped",
                         KVB_U64("bytes", scrub->found.len));
     }
-    kvs_local_upkeep(scrub->local, false);
     destroy(scrub);
 }
 
@@ -135,6 +139,8 @@ void kvs_scrub_start(struct kvs_local *local, struct kvs_shard *shard,
 void kvs_scrub_cleanup(struct kvs_local *local)
 {
     for (struct kvb_list *link; (link = kvb_list_first(&local->scrubbing)) != NULL;) {
-        destroy(kvb_container_of(link, struct scrub, link)); /* its ticket goes with the shard */
+        struct scrub *scrub = kvb_container_of(link, struct scrub, link);
+        (void)release(scrub, false);
+        destroy(scrub);
     }
 }

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "store/client.h"
 #include "store/node.h"
+#include "store/share.h"
 
 #define KIB(n) ((uint64_t)(n) << 10)
 #define MIB(n) ((uint64_t)(n) << 20)
@@ -24,6 +25,8 @@ struct test_store {
     struct kvt_regions *regions;
     struct kvt_transport *transport;
     struct fake_transport *fake; /* NULL: loopback */
+    struct kvs_share *share;
+    struct kvs_keeper keeper;
     struct kvs_node *node;
     struct kvs_client *client;
     struct test_memory memory;
@@ -35,7 +38,18 @@ struct test_store {
 
 #define TEST_STORE_MEMORY MIB(16)
 
-static inline void test_store_open(struct test_store *store, const struct kvs_node_config *config,
+struct test_store_config {
+    uint64_t share_bytes;
+    uint32_t shards;
+    uint64_t ticket_ms; /* 0: the default */
+};
+
+static inline void test_store_poked_(void *ctx)
+{
+    kvs_keeper_woken(ctx); /* posts to the loop: one that runs in this very thread */
+}
+
+static inline void test_store_open(struct test_store *store, const struct test_store_config *config,
                                    bool fake)
 {
     *store = (struct test_store){
@@ -51,8 +65,13 @@ static inline void test_store_open(struct test_store *store, const struct kvs_no
     } else {
         kvb_assert(kvt_loopback_create(store->regions, 8, &store->transport) == KVB_OK);
     }
-    kvb_assert(kvs_node_create(&store->sim.sched, store->transport, config, &store->node) ==
-               KVB_OK);
+    const struct kvs_share_config share = {.bytes = config->share_bytes, .shards = config->shards};
+    const struct kvs_node_config node = {.ticket_ms = config->ticket_ms};
+    kvb_assert(kvs_share_create(&store->sim.random, &share, &store->share) == KVB_OK);
+    kvs_keeper_start(&store->keeper, store->share, &store->sim.sched, test_store_poked_,
+                     &store->keeper);
+    kvb_assert(kvs_node_create(&store->sim.sched, store->transport, store->share, &node,
+                               &store->node) == KVB_OK);
     kvb_assert(kvs_client_create(&store->sim.sched, &store->client) == KVB_OK);
     kvb_assert(kvs_client_add_node(store->client, "here", store->node, config->share_bytes) ==
                KVB_OK);
@@ -83,6 +102,8 @@ static inline void test_store_close(struct test_store *store)
     kvt_region_destroy(store->region);
     kvs_client_destroy(store->client);
     kvs_node_destroy(store->node);
+    kvs_keeper_stop(&store->keeper);
+    kvs_share_destroy(store->share);
     kvt_transport_destroy(store->transport);
     kvt_regions_destroy(store->regions);
     test_memory_cleanup(&store->memory);
@@ -211,10 +232,10 @@ static inline kvb_status_t test_remove(struct test_store *store, const void *key
     return job.items[0].status;
 }
 
-static inline struct kvs_node_stats test_stats(struct test_store *store)
+static inline struct kvs_share_stats test_stats(struct test_store *store)
 {
-    struct kvs_node_stats stats;
-    kvs_node_stats(store->node, &stats);
+    struct kvs_share_stats stats;
+    kvs_share_stats(store->share, &stats);
     const struct kvs_core_stats *core = &stats.core;
     kvb_assert(core->used_bytes <= core->share_bytes);
     kvb_assert(core->used_bytes == core->live_bytes + core->reserved_bytes +

@@ -26,8 +26,8 @@ static void *read_stats(void *arg)
     while (!atomic_load_explicit(&stop, memory_order_relaxed)) {
         struct kvs_core_tenant_stats tenant;
         (void)test_stats(&store);
-        kvs_node_tenant_stats(store.node, "t", &tenant);
-        kvs_node_each_tenant(store.node, each_tenant, NULL);
+        kvs_share_tenant_stats(store.share, "t", &tenant);
+        kvs_share_each_tenant(store.share, each_tenant, NULL);
         ++*reads;
     }
     return NULL;
@@ -43,10 +43,10 @@ static void one_round(uint64_t round)
     kvb_assert(status == KVB_OK || status == KVB_ERR_EXISTS);
     kvb_assert(test_get(&store, &key, sizeof key, 1 + key * 100, key) == KVB_OK);
     if (round % 211 == 210) {
-        kvs_node_retire(store.node, &store.lineage, 1);
+        kvs_share_retire(store.share, &store.lineage, 1);
         store.lineage.id.lo++;
     } else if (round % 307 == 306) {
-        kvs_node_clear(store.node);
+        kvs_share_clear(store.share);
     }
 }
 
@@ -54,7 +54,7 @@ int main(void)
 {
     pthread_t threads[READERS];
     uint64_t reads[READERS] = {0};
-    test_store_open(&store, &(struct kvs_node_config){.share_bytes = MIB(4), .shards = 3}, false);
+    test_store_open(&store, &(struct test_store_config){.share_bytes = MIB(4), .shards = 3}, false);
     for (int i = 0; i < READERS; i++) {
         kvb_assert(pthread_create(&threads[i], NULL, read_stats, &reads[i]) == 0);
     }
@@ -66,7 +66,7 @@ int main(void)
         kvb_assert(pthread_join(threads[i], NULL) == 0);
         kvb_assert(reads[i] > 0);
     }
-    kvb_assert(kvs_node_validate(store.node) == NULL);
+    kvb_assert(kvs_share_validate(store.share) == NULL);
     test_store_close(&store);
     printf("stats were read %lu and %lu times\n", reads[0], reads[1]);
     return 0;

@@ -15,7 +15,7 @@ static void open_store(struct test_store *store)
 {
     test_store_open(
         store,
-        &(struct kvs_node_config){.share_bytes = MIB(4), .shards = 1, .ticket_ms = TICKET_MS},
+        &(struct test_store_config){.share_bytes = MIB(4), .shards = 1, .ticket_ms = TICKET_MS},
         true);
 }
 
@@ -73,14 +73,14 @@ static kvb_status_t get(struct test_store *store, const char *key, uint64_t len,
 
 static void assert_at_rest(struct test_store *store, uint64_t used)
 {
-    struct kvs_node_stats stats = test_stats(store);
+    struct kvs_share_stats stats = test_stats(store);
     cr_assert_eq(stats.core.used_bytes, used);
     cr_assert_eq(stats.core.attempts, 0);
     cr_assert_eq(stats.core.tickets, 0);
     cr_assert_eq(stats.core.quarantined_bytes, 0);
-    cr_assert_eq(stats.calls, 0);
+    cr_assert_eq(kvs_node_calls(store->node), 0);
     cr_assert_eq(kvt_region_refs(store->region), 0);
-    cr_assert_null(kvs_node_validate(store->node));
+    cr_assert_null(kvs_share_validate(store->share));
 }
 
 /* ---- B25: a reader slower than its ticket ---- */
@@ -96,7 +96,7 @@ static void reuse_its_space(struct test_store *store, enum away away)
         test_job_run(&job, store);
         cr_assert_eq(job.items[0].status, KVB_OK);
     } else if (away == BY_CLEAR) {
-        kvs_node_clear(store->node);
+        kvs_share_clear(store->share);
     }
 }
 
@@ -221,7 +221,7 @@ Test(node_steps, space_under_a_writer_is_given_to_nobody_until_it_has_stopped)
     begin(&slow, &store, KVS_PUT, "k", 0, MIB(1));
     struct kvt_transfer *writer = next_transfer(&store, &slow);
     sim_advance(&store.sim, TICKET_MS + 500); /* its attempt is over */
-    kvs_node_clear(store.node);
+    kvs_share_clear(store.share);
     sim_advance(&store.sim, 500);
     cr_assert_eq(overwrite(&store, MIB(4)), KVB_ERR_NO_SPACE);
     cr_assert_eq(overwrite(&store, MIB(3)), KVB_OK);
@@ -234,7 +234,7 @@ Test(node_steps, space_under_a_writer_is_given_to_nobody_until_it_has_stopped)
     sim_settle(&store.sim);
     cr_assert(slow.done);
     cr_assert(slow.items[0].status == KVB_ERR_TIMEOUT || slow.items[0].status == KVB_ERR_FENCED);
-    kvs_node_clear(store.node);
+    kvs_share_clear(store.share);
     sim_advance(&store.sim, 500);
     assert_at_rest(&store, 0);
     test_store_close(&store);
@@ -249,11 +249,11 @@ Test(node_steps, what_is_cleared_between_reserve_and_commit_is_fenced)
         begin(&job, &store, KVS_PUT, "k", 0, KIB(100));
         struct kvt_transfer *writer = next_transfer(&store, &job);
         if (way == 0) {
-            kvs_node_retire(store.node, &store.lineage, 1);
+            kvs_share_retire(store.share, &store.lineage, 1);
         } else if (way == 1) {
-            kvs_node_remove_tenant(store.node, "t");
+            kvs_share_remove_tenant(store.share, "t");
         } else {
-            kvs_node_clear(store.node);
+            kvs_share_clear(store.share);
         }
         move_and_end(writer);
         sim_advance(&store.sim, 200);
@@ -388,7 +388,7 @@ Test(node_steps, b11_hundreds_of_random_failures_leave_the_node_as_it_was)
                 test_job_cancel(&job, &store);
                 break;
             case 1:
-                kvs_node_clear(store.node);
+                kvs_share_clear(store.share);
                 break;
             case 2:
                 if (transfer != NULL) {
@@ -408,14 +408,14 @@ Test(node_steps, b11_hundreds_of_random_failures_leave_the_node_as_it_was)
                              job.items[i].len, "seed %lu round %d", store.sim.seed, round);
             }
         }
-        struct kvs_node_stats stats = test_stats(&store);
-        cr_assert_eq(stats.core.attempts + stats.core.tickets + stats.calls, 0, "seed %lu round %d",
-                     store.sim.seed, round);
+        struct kvs_share_stats stats = test_stats(&store);
+        cr_assert_eq(stats.core.attempts + stats.core.tickets + kvs_node_calls(store.node), 0,
+                     "seed %lu round %d", store.sim.seed, round);
         cr_assert_eq(kvt_region_refs(store.region), 0);
-        cr_assert_null(kvs_node_validate(store.node));
+        cr_assert_null(kvs_share_validate(store.share));
     }
     cr_assert_gt(test_stats(&store).gets, 20);
-    kvs_node_clear(store.node);
+    kvs_share_clear(store.share);
     sim_advance(&store.sim, 1000);
     assert_at_rest(&store, 0);
     test_store_close(&store);
@@ -447,7 +447,7 @@ Test(node_steps, what_was_cancelled_stays_so_although_its_transfer_still_succeed
 Test(node_steps, the_pieces_of_a_block_lie_in_one_shard_and_blocks_in_all)
 {
     struct test_store store;
-    test_store_open(&store, &(struct kvs_node_config){.share_bytes = MIB(4), .shards = 4}, true);
+    test_store_open(&store, &(struct test_store_config){.share_bytes = MIB(4), .shards = 4}, true);
     const struct kvt_share *seen[4] = {0};
     for (uint64_t key = 0; key < 64; key++) {
         const struct kvt_share *shard = NULL;
@@ -478,14 +478,14 @@ Test(node_steps, a_quota_is_split_over_the_shards)
 {
     struct test_store store;
     struct kvs_core_tenant_stats stats;
-    test_store_open(&store, &(struct kvs_node_config){.share_bytes = MIB(4), .shards = 4}, true);
-    kvs_node_tenant_stats(store.node, "t", &stats);
+    test_store_open(&store, &(struct test_store_config){.share_bytes = MIB(4), .shards = 4}, true);
+    kvs_share_tenant_stats(store.share, "t", &stats);
     cr_assert_eq(stats.quota_bytes, UINT64_MAX);
-    cr_assert_eq(kvs_node_set_quota(store.node, "t", MIB(1)), KVB_OK);
-    kvs_node_tenant_stats(store.node, "t", &stats);
+    cr_assert_eq(kvs_share_set_quota(store.share, "t", MIB(1)), KVB_OK);
+    kvs_share_tenant_stats(store.share, "t", &stats);
     cr_assert_eq(stats.quota_bytes, MIB(1));
-    cr_assert_eq(kvs_node_set_quota(store.node, "t", UINT64_MAX), KVB_OK);
-    kvs_node_tenant_stats(store.node, "t", &stats);
+    cr_assert_eq(kvs_share_set_quota(store.share, "t", UINT64_MAX), KVB_OK);
+    kvs_share_tenant_stats(store.share, "t", &stats);
     cr_assert_eq(stats.quota_bytes, UINT64_MAX);
     test_store_close(&store);
 }

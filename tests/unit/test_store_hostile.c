@@ -95,7 +95,7 @@ static void cycle(struct hostile *h, bool new_weights)
     if (new_weights) {
         store->lineage.id.lo++;
         h->weights++;
-        kvs_node_retire(store->node, &old, 1);
+        kvs_share_retire(store->share, &old, 1);
     }
     if (!kvb_fault(KVB_FAULT_DRAIN_SKIPPED) || new_weights) {
         /* what was asked in the old stay ends in it: that is the connector's, not the store's */
@@ -137,20 +137,20 @@ static void run(struct hostile *h, const char *fault, uint64_t ticket_ms, int cy
     cr_assert_eq(kvb_fault_choose(fault), KVB_OK);
     test_store_open(
         &h->store,
-        &(struct kvs_node_config){.share_bytes = KIB(256), .shards = 1, .ticket_ms = ticket_ms},
+        &(struct test_store_config){.share_bytes = KIB(256), .shards = 1, .ticket_ms = ticket_ms},
         false);
     /* what is to be caught is rare: longer, if need be */
     for (int i = 0; i < cycles || (until_caught && h->caught == 0 && i < 20 * cycles); i++) {
         work(h, 250);
         cycle(h, i % 3 == 0);
-        cr_assert_null(kvs_node_validate(h->store.node));
+        cr_assert_null(kvs_share_validate(h->store.share));
     }
     for (uint32_t j = 0; j < JOBS; j++) {
         if (h->running[j]) {
             cr_assert(sim_run_until_true(&h->store.sim, &h->jobs[j].done, 120000));
         }
     }
-    kvs_node_clear(h->store.node);
+    kvs_share_clear(h->store.share);
     sim_advance(&h->store.sim, 1000);
     cr_assert_eq(test_stats(&h->store).core.used_bytes, 0);
     cr_log_info("%s: seed %lu read %lu bad %lu caught %lu\n", fault, h->store.sim.seed, h->read,

@@ -11,7 +11,9 @@
 
 #include <criterion/criterion.h>
 
-static const struct kvs_node_config config = {.share_bytes = MIB(4), .shards = 2};
+static const struct test_store_config config = {.share_bytes = MIB(4), .shards = 2};
+static const struct kvs_share_config share_config = {.bytes = MIB(4), .shards = 2};
+static const struct kvs_node_config node_config = {0};
 
 Test(store_memory, creating_fails_whole_at_every_allocation)
 {
@@ -22,6 +24,7 @@ Test(store_memory, creating_fails_whole_at_every_allocation)
     for (uint64_t n = 0; more; n++) {
         struct kvt_regions *regions = NULL;
         struct kvt_transport *transport = NULL;
+        struct kvs_share *share = NULL;
         struct kvs_node *node = NULL;
         struct kvs_client *client = NULL;
         struct kvs_coordinator *coordinator = NULL;
@@ -31,7 +34,10 @@ Test(store_memory, creating_fails_whole_at_every_allocation)
             status = kvt_loopback_create(regions, 4, &transport);
         }
         if (status == KVB_OK) {
-            status = kvs_node_create(&sim.sched, transport, &config, &node);
+            status = kvs_share_create(&sim.random, &share_config, &share);
+        }
+        if (status == KVB_OK) {
+            status = kvs_node_create(&sim.sched, transport, share, &node_config, &node);
         }
         if (status == KVB_OK) {
             status = kvs_client_create(&sim.sched, &client);
@@ -40,16 +46,17 @@ Test(store_memory, creating_fails_whole_at_every_allocation)
             status = kvs_client_add_node(client, "a", node, 1);
         }
         if (status == KVB_OK) {
-            status = kvs_node_set_quota(node, "t", MIB(1));
+            status = kvs_share_set_quota(share, "t", MIB(1));
         }
         if (status == KVB_OK) {
-            status = kvs_embedded_create(&sim.sched, 1, &kvs_node_reclaim, node, &coordinator);
+            status = kvs_embedded_create(&sim.sched, 1, &kvs_share_reclaim, share, &coordinator);
         }
         more = fail_alloc_disarm();
         cr_assert_eq(status, more ? KVB_ERR_NO_MEMORY : KVB_OK, "allocation %lu", n);
         kvs_coordinator_destroy(coordinator);
         kvs_client_destroy(client);
         kvs_node_destroy(node);
+        kvs_share_destroy(share);
         kvt_transport_destroy(transport);
         kvt_regions_destroy(regions);
     }
@@ -97,10 +104,10 @@ static bool one_try(struct test_store *store, enum kvs_batch_op op, uint64_t n)
                   "%s", kvb_status_label(item));
         cr_assert(failed || item != KVB_ERR_NO_MEMORY);
     }
-    struct kvs_node_stats stats = test_stats(store);
-    cr_assert_eq(stats.core.attempts + stats.core.tickets + stats.calls, 0);
+    struct kvs_share_stats stats = test_stats(store);
+    cr_assert_eq(stats.core.attempts + stats.core.tickets + kvs_node_calls(store->node), 0);
     cr_assert_eq(kvt_region_refs(store->region), 0);
-    cr_assert_null(kvs_node_validate(store->node));
+    cr_assert_null(kvs_share_validate(store->share));
     return failed;
 }
 
@@ -118,7 +125,7 @@ Test(store_memory, every_batch_ends_once_at_every_allocation)
             more = one_try(&store, (enum kvs_batch_op)op, n);
             cr_assert(!one_try(&store, (enum kvs_batch_op)op, UINT64_MAX - 1), "a retry works");
             kvs_client_discard_instance(store.client, 9);
-            kvs_node_clear(store.node);
+            kvs_share_clear(store.share);
             sim_advance(&store.sim, 1000);
             cr_assert_eq(test_stats(&store).core.used_bytes, 0);
             test_store_close(&store);
@@ -171,8 +178,8 @@ Test(store_memory, a_coordinator_does_all_or_nothing_at_every_allocation)
             struct asked first = {.request.done = on_answer}, asked = first;
             test_store_open(&store, &config, false);
             cr_assert_eq(test_put(&store, "k", 1, 100, 1), KVB_OK);
-            cr_assert_eq(kvs_embedded_create(&store.sim.sched, 1000, &kvs_node_reclaim, store.node,
-                                             &coordinator),
+            cr_assert_eq(kvs_embedded_create(&store.sim.sched, 1000, &kvs_share_reclaim,
+                                             store.share, &coordinator),
                          KVB_OK);
             for (uintptr_t i = 0; i < 3; i++) {
                 told[i] = 0;

@@ -4,8 +4,7 @@
 
 #include "base/clock.h"
 #include "store/client.h"
-#include "store/coordinator.h"
-#include "store/core.h"
+#include "store/share.h"
 
 /*
  * A store node: what a client asks (the interface, for this process's own node and for ones behind
@@ -54,83 +53,26 @@ static inline struct kvs_item *kvs_node_call_item(const struct kvs_node_call *ca
     return &call->batch->items[call->index == NULL ? i : call->index[i]];
 }
 
-/* ---- this process's own node ---- */
+/* ---- this process's own share ---- */
 
 /*
- * A share of memory, divided into shards, each with its own index, range and lock (DESIGN.md
- * section 6). The shard is chosen from (space, lineage, block key), not from group and part: the
- * pieces of a block lie together and go together.
- *
- * Index work runs under the shard's lock, in short bounded steps; bytes are moved outside it, as
- * transfers. Loop thread only, but for the functions that say `any thread`.
+ * A share as a node of this process's own client: index work runs under the shard's lock, in short
+ * bounded steps; bytes are moved outside it, as transfers. Loop thread only, but for what says
+ * `any thread`.
  */
 struct kvs_node_config {
-    uint64_t share_bytes;
-    uint32_t shards;         /* 0: one for each 4 GiB of share, at least 1 and at most 16 */
-    uint64_t ticket_ms;      /* how long a reader's ticket or a writer's attempt lasts; 0: 60 s.
-                                 In fault runs a few ms at most */
-    uint64_t hold_ms;        /* how long a lookup's promise lasts; 0: 60 s */
-    uint64_t hold_bytes_max; /* that one instance may hold; 0: a quarter of the share */
+    uint64_t ticket_ms; /* how long a reader's ticket or a writer's attempt lasts; 0: 60 s. In fault
+                           runs a few ms at most */
+    uint64_t hold_ms;   /* how long a lookup's promise lasts; 0: 60 s */
 };
 
-/* transport reaches the share and is borrowed. INVALID, NO_MEMORY, IO. */
+/* transport reaches the share; both are borrowed. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_node_create(struct kvb_sched *sched, struct kvt_transport *transport,
+                                          struct kvs_share *share,
                                           const struct kvs_node_config *config,
                                           struct kvs_node **node_p);
 void kvs_node_destroy(struct kvs_node *node); /* no call in flight; NULL: nothing */
-
-/* Split evenly over the shards. UINT64_MAX: none. LIMIT (too many tenants), NO_MEMORY. */
-KVB_MUST_USE kvb_status_t kvs_node_set_quota(struct kvs_node *node, const char *tenant,
-                                             uint64_t quota_bytes);
-
-/* These miss at once; the space follows in small steps (store/core.h, clearing). */
-void kvs_node_retire(struct kvs_node *node, const struct kvb_lineage *lineages, uint32_t n);
-void kvs_node_remove_tenant(struct kvs_node *node, const char *tenant);
-void kvs_node_clear(struct kvs_node *node);
-
-/* What an embedded coordinator retires through; ctx: the node. */
-extern const struct kvs_reclaim_ops kvs_node_reclaim;
-
-/* name, what it counts since create */
-#define KVS_NODE_COUNTERS(X)                                                                       \
-    X(lookups, "keys looked up")                                                                   \
-    X(lookup_hits, "keys looked up and found")                                                     \
-    X(puts, "objects stored")                                                                      \
-    X(put_bytes, "bytes stored")                                                                   \
-    X(puts_existed, "puts of a key that was there already")                                        \
-    X(puts_refused, "puts for which there was no space or quota")                                  \
-    X(puts_fenced, "puts under a lineage that was retired")                                        \
-    X(puts_failed, "puts that failed otherwise")                                                   \
-    X(gets, "objects read")                                                                        \
-    X(get_bytes, "bytes read")                                                                     \
-    X(gets_missed, "gets of keys that were not there")                                             \
-    X(gets_ticket, "gets refused because the ticket was no longer held")                           \
-    X(gets_checksum, "gets refused because the bytes did not match their checksum")                \
-    X(gets_failed, "gets that failed otherwise")                                                   \
-    X(removes, "objects removed by key")                                                           \
-    X(scrubs, "objects hashed again after a checksum mismatch")                                    \
-    X(scrubs_bad, "objects dropped because their bytes were bad")
-
-struct kvs_node_stats {
-    struct kvs_core_stats core; /* sums over the shards */
-    uint32_t shards;
-    uint32_t calls; /* in flight */
-#define X(name, what) uint64_t name;
-    KVS_NODE_COUNTERS(X)
-#undef X
-};
-
-/* Any thread; takes each shard's lock for a moment. */
-void kvs_node_stats(struct kvs_node *node, struct kvs_node_stats *stats_p);
-/* Any thread. Sums over the shards; an unknown tenant has used nothing. */
-void kvs_node_tenant_stats(struct kvs_node *node, const char *tenant,
-                           struct kvs_core_tenant_stats *stats_p);
-/* Any thread. Every tenant the node has heard of; each must not call into the node. */
-void kvs_node_each_tenant(struct kvs_node *node,
-                          void (*each)(void *arg, const char *tenant,
-                                       const struct kvs_core_tenant_stats *stats),
-                          void *arg);
-/* Proves the invariants of every shard: NULL, or which one is broken (static text). For tests. */
-const char *kvs_node_validate(struct kvs_node *node);
+/* Any thread: calls in flight. */
+uint32_t kvs_node_calls(struct kvs_node *node);
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef STORE_SHARE_H
 #define STORE_SHARE_H
 
-#include "base/clock.h"
+#include "base/sched.h"
 #include "store/client.h"
 #include "store/core.h"
 
@@ -13,7 +13,7 @@
  * on the path of a request. It is reached by this process's own client (store/node.h) and by those
  * of others (store/service.h), both at once.
  *
- * Any thread, all of it, but for create and destroy.
+ * Any thread, all of it, but for create and destroy, and upkeep, which has one owner.
  */
 struct kvs_share;
 
@@ -43,10 +43,75 @@ void kvs_share_clear(struct kvs_share *share);
 /* What a coordinator retires through; ctx: the share. */
 extern const struct kvs_reclaim_ops kvs_share_reclaim;
 
-/* One bounded step of upkeep over all shards: due leases, cleared space. Returns when the next one
- * is due (absolute, 0: at once, KVB_NEVER). Whoever owns the share calls it from one loop; poked is
- * called, from any thread, when it is due earlier than that. */
+/* ---- statistics ---- */
+
+/* name, what it counts since create */
+#define KVS_NODE_COUNTERS(X)                                                                       \
+    X(lookups, "keys looked up")                                                                   \
+    X(lookup_hits, "keys looked up and found")                                                     \
+    X(puts, "objects stored")                                                                      \
+    X(put_bytes, "bytes stored")                                                                   \
+    X(puts_existed, "puts of a key that was there already")                                        \
+    X(puts_refused, "puts for which there was no space or quota")                                  \
+    X(puts_fenced, "puts under a lineage that was retired")                                        \
+    X(puts_failed, "puts that failed otherwise")                                                   \
+    X(gets, "objects read")                                                                        \
+    X(get_bytes, "bytes read")                                                                     \
+    X(gets_missed, "gets of keys that were not there")                                             \
+    X(gets_ticket, "gets refused because the ticket was no longer held")                           \
+    X(gets_checksum, "gets refused because the bytes did not match their checksum")                \
+    X(gets_failed, "gets that failed otherwise")                                                   \
+    X(removes, "objects removed by key")                                                           \
+    X(scrubs, "objects hashed again after a checksum mismatch")                                    \
+    X(scrubs_bad, "objects dropped because their bytes were bad")
+
+struct kvs_share_stats {
+    struct kvs_core_stats core; /* sums over the shards */
+    uint32_t shards;
+#define X(name, what) uint64_t name;
+    KVS_NODE_COUNTERS(X)
+#undef X
+};
+
+/* Takes each shard's lock for a moment. */
+void kvs_share_stats(struct kvs_share *share, struct kvs_share_stats *stats_p);
+/* Sums over the shards; an unknown tenant has used nothing. */
+void kvs_share_tenant_stats(struct kvs_share *share, const char *tenant,
+                            struct kvs_core_tenant_stats *stats_p);
+/* Every tenant the share has heard of; each must not call into the share. */
+void kvs_share_each_tenant(struct kvs_share *share,
+                           void (*each)(void *arg, const char *tenant,
+                                        const struct kvs_core_tenant_stats *stats),
+                           void *arg);
+/* Proves the invariants of every shard: NULL, or which one is broken (static text). For tests. */
+const char *kvs_share_validate(struct kvs_share *share);
+
+/* ---- upkeep ---- */
+
+/*
+ * One bounded step of upkeep, of one shard: due leases, cleared space. Returns when the next is due
+ * (absolute, 0: at once, KVB_NEVER). Whoever owns the share calls it from one thread; called early
+ * it does nothing. poked is called, from any thread, when it is due earlier than that: space was
+ * cleared, or the first lease was given. Promises hold without upkeep; space comes back with it.
+ */
 uint64_t kvs_share_upkeep(struct kvs_share *share, uint64_t now_ns);
+/* While no other thread uses the share. NULL: nobody. */
 void kvs_share_on_poke(struct kvs_share *share, void (*poked)(void *ctx), void *ctx);
+
+/*
+ * Drives a share's upkeep on one loop, a step a turn. wake is called from any thread that uses the
+ * share and makes the loop thread call kvs_keeper_woken() soon; if that is the only thread, it may
+ * do so itself. Start and stop while no other thread uses the share.
+ */
+struct kvs_keeper {
+    struct kvs_share *share;
+    struct kvb_sched *sched;
+    struct kvb_event step;
+    struct kvb_timer due;
+};
+void kvs_keeper_start(struct kvs_keeper *keeper, struct kvs_share *share, struct kvb_sched *sched,
+                      void (*wake)(void *ctx), void *ctx);
+void kvs_keeper_woken(struct kvs_keeper *keeper); /* loop thread; also when it was not meant */
+void kvs_keeper_stop(struct kvs_keeper *keeper);
 
 #endif
