@@ -332,6 +332,7 @@ static const struct kvs_node_ops local_ops = {
     .submit = local_submit,
     .stop = local_stop,
     .discard = local_discard,
+    .in_process = true,
 };
 
 /* ---- create and destroy ---- */

@@ -83,48 +83,65 @@ Test(placement, spaces_lie_independently_and_a_placement_key_keeps_together)
 
 /* ---- batches ---- */
 
-enum answer { AT_ONCE, LATER, SILENT, REFUSE };
+enum answer { AT_ONCE, SILENT, REFUSE };
 
 struct fake_node {
     struct kvs_node base;
     struct sim_sched *sim;
     enum answer answer;
-    struct kvs_node_call *call;
+    kvb_status_t with;     /* what items come to, or submit answers */
+    struct kvb_list calls; /* in flight, by impl.link; impl.state: ended, and only to be told */
     struct kvb_event event;
-    uint32_t calls, items, stops, expired, discards, discards_all;
-    bool inside;
+    uint64_t heard_ns;
+    uint32_t calls_taken, items, in_flight, stops, expired, discards, discards_all;
 };
 
 static void on_event(struct kvb_event *event)
 {
     struct fake_node *fake = kvb_container_of(event, struct fake_node, event);
-    struct kvs_node_call *call = fake->call;
-    fake->call = NULL;
-    for (uint32_t i = 0; i < call->n; i++) {
-        struct kvs_item *item = kvs_node_call_item(call, i);
-        if (item->status == KVB_IN_PROGRESS) {
-            item->status = KVB_OK;
-            item->len = 7;
+    for (bool more = true; more;) {
+        more = false;
+        kvb_list_each(&fake->calls, link)
+        {
+            struct kvs_node_call *call = kvb_container_of(link, struct kvs_node_call, impl.link);
+            if (call->impl.state != NULL) {
+                kvb_list_remove(&call->impl.link);
+                fake->in_flight--;
+                call->done(call);
+                more = true;
+                break; /* anything may have happened */
+            }
         }
     }
-    call->done(call);
+}
+
+static void fake_end_call(struct fake_node *fake, struct kvs_node_call *call, kvb_status_t status)
+{
+    for (uint32_t i = 0; call->impl.state == NULL && i < call->n; i++) {
+        struct kvs_item *item = kvs_node_call_item(call, i);
+        item->status = status;
+        item->len = 7;
+    }
+    call->impl.state = fake;
+    kvb_sched_post(&fake->sim->sched, &fake->event);
 }
 
 static kvb_status_t fake_submit(struct kvs_node *node, struct kvs_node_call *call)
 {
     struct fake_node *fake = kvb_container_of(node, struct fake_node, base);
-    fake->calls++;
+    fake->calls_taken++;
     fake->items += call->n;
     if (fake->answer == REFUSE) {
-        return KVB_ERR_NO_MEMORY;
+        return fake->with;
     }
-    cr_assert_null(fake->call);
-    fake->call = call;
     for (uint32_t i = 0; i < call->n; i++) {
         kvs_node_call_item(call, i)->status = KVB_IN_PROGRESS;
     }
+    call->impl.state = NULL;
+    kvb_list_push_back(&fake->calls, &call->impl.link);
+    fake->in_flight++;
     if (fake->answer == AT_ONCE) {
-        kvb_sched_post(&fake->sim->sched, &fake->event);
+        fake_end_call(fake, call, fake->with);
     }
     return KVB_OK;
 }
@@ -134,13 +151,12 @@ static void fake_stop(struct kvs_node *node, struct kvs_node_call *call, bool ex
 {
     struct fake_node *fake = kvb_container_of(node, struct fake_node, base);
     (void)stop_deadline_ns;
-    cr_assert_eq(fake->call, call);
     fake->stops++;
     fake->expired += expired;
-    for (uint32_t i = 0; i < call->n; i++) {
-        kvs_node_call_item(call, i)->status = expired ? KVB_ERR_UNAVAILABLE : KVB_ERR_CANCELED;
-    }
-    kvb_sched_post(&fake->sim->sched, &fake->event);
+    fake_end_call(fake, call,
+                  !expired                        ? KVB_ERR_CANCELED
+                  : call->batch->op == KVS_EXISTS ? KVB_ERR_UNAVAILABLE
+                                                  : KVB_ERR_TIMEOUT);
 }
 
 static void fake_discard(struct kvs_node *node, struct kvs_hold hold, bool all_of_instance)
@@ -151,7 +167,18 @@ static void fake_discard(struct kvs_node *node, struct kvs_hold hold, bool all_o
     fake->discards_all += all_of_instance;
 }
 
-static const struct kvs_node_ops fake_ops = {fake_submit, fake_stop, fake_discard};
+static const struct kvs_node_ops fake_ops = {
+    .submit = fake_submit,
+    .stop = fake_stop,
+    .discard = fake_discard,
+};
+
+static void fake_node_init(struct fake_node *fake, struct sim_sched *sim)
+{
+    *fake = (struct fake_node){.base.ops = &fake_ops, .sim = sim};
+    kvb_list_init(&fake->calls);
+    kvb_event_init(&fake->event, on_event);
+}
 
 #define NODES 4u
 #define ITEMS 200u
@@ -166,6 +193,7 @@ struct world {
     struct kvs_batch batch;
     uint32_t done;
     bool inside;
+    struct kvs_node *removed;
 };
 
 static void on_done(struct kvs_batch *batch)
@@ -187,8 +215,7 @@ static void world_open(struct world *world, uint32_t nnodes)
     for (uint32_t i = 0; i < nnodes; i++) {
         char name[16];
         (void)snprintf(name, sizeof name, "node-%u", i);
-        world->nodes[i] = (struct fake_node){.base.ops = &fake_ops, .sim = &world->sim};
-        kvb_event_init(&world->nodes[i].event, on_event);
+        fake_node_init(&world->nodes[i], &world->sim);
         cr_assert_eq(kvs_client_add_node(world->client, name, &world->nodes[i].base, 1), KVB_OK);
     }
     for (uint32_t i = 0; i < ITEMS; i++) {
@@ -242,7 +269,7 @@ Test(client, every_item_goes_to_one_node_and_is_answered)
         cr_assert_eq(count(&world, KVB_OK), ITEMS);
         uint32_t items = 0;
         for (uint32_t i = 0; i < nnodes; i++) {
-            cr_assert_eq(world.nodes[i].calls, 1, "one call for each node");
+            cr_assert_eq(world.nodes[i].calls_taken, 1, "one call for each node");
             items += world.nodes[i].items;
         }
         cr_assert_eq(items, ITEMS);
@@ -261,7 +288,7 @@ Test(client, items_of_one_placement_key_go_to_one_node)
     cr_assert(sim_run_until(&world.sim, is_done, &world, 10));
     uint32_t asked = 0;
     for (uint32_t i = 0; i < NODES; i++) {
-        asked += world.nodes[i].calls;
+        asked += world.nodes[i].calls_taken;
     }
     cr_assert_eq(asked, 1);
     world_close(&world);
@@ -289,11 +316,13 @@ Test(client, a_node_that_refuses_fails_its_items_alone)
     struct world world;
     world_open(&world, NODES);
     world.nodes[1].answer = REFUSE;
+    world.nodes[1].with = KVB_ERR_NO_MEMORY;
     cr_assert_eq(submit(&world), KVB_OK);
     cr_assert(sim_run_until(&world.sim, is_done, &world, 10));
     cr_assert_eq(count(&world, KVB_ERR_NO_MEMORY), world.nodes[1].items);
     for (uint32_t i = 0; i < NODES; i++) {
         world.nodes[i].answer = REFUSE;
+        world.nodes[i].with = KVB_ERR_NO_MEMORY;
     }
     cr_assert_eq(submit(&world), KVB_OK);
     cr_assert(sim_run_until(&world.sim, is_done, &world, 10));
@@ -372,4 +401,222 @@ Test(client, discards_on_every_node)
         cr_assert_eq(world.nodes[i].discards_all, 1);
     }
     world_close(&world);
+}
+
+/* ---- nodes that come and go ---- */
+
+static void on_removed(void *ctx, struct kvs_node *node)
+{
+    struct world *world = ctx;
+    cr_assert(!world->inside, "removed inside a call");
+    cr_assert_null(world->removed);
+    cr_assert_eq(kvb_container_of(node, struct fake_node, base)->in_flight, 0);
+    world->removed = node;
+}
+
+static kvb_status_t remove_node(struct world *world, const char *name)
+{
+    world->inside = true;
+    world->removed = NULL;
+    kvb_status_t status = kvs_client_remove_node(world->client, name, on_removed, world);
+    world->inside = false;
+    return status;
+}
+
+static kvb_status_t run(struct world *world, enum kvs_batch_op op)
+{
+    world->batch.op = op;
+    world->batch.deadline_ns = sim_in_ms(&world->sim, 60000);
+    kvb_status_t status = submit(world);
+    if (status == KVB_OK) {
+        cr_assert(sim_run_until(&world->sim, is_done, world, 61000));
+    }
+    return status;
+}
+
+static uint32_t items_of(struct world *world, uint32_t node)
+{
+    uint32_t items = world->nodes[node].items;
+    world->nodes[node].items = 0;
+    return items;
+}
+
+Test(members, a_removed_node_gets_nothing_and_is_given_back_when_its_last_call_ended)
+{
+    struct world world;
+    world_open(&world, NODES);
+    world.nodes[1].answer = SILENT;
+    world.batch.op = KVS_PUT;
+    cr_assert_eq(submit(&world), KVB_OK);
+    cr_assert_eq(remove_node(&world, "node-1"), KVB_OK);
+    cr_assert_eq(world.nodes[1].stops, 1);
+    cr_assert(sim_run_until(&world.sim, is_done, &world, 10), "at once, not at the deadline");
+    cr_assert_eq(count(&world, KVB_ERR_UNAVAILABLE), world.nodes[1].items);
+    cr_assert_eq(count(&world, KVB_OK), ITEMS - world.nodes[1].items);
+    sim_settle(&world.sim);
+    cr_assert_eq(world.removed, &world.nodes[1].base);
+    (void)items_of(&world, 1);
+    cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    cr_assert_eq(items_of(&world, 1), 0);
+    cr_assert_eq(count(&world, KVB_OK), ITEMS, "the others have its place");
+    cr_assert_eq(remove_node(&world, "node-1"), KVB_ERR_NOT_FOUND);
+    cr_assert_eq(kvs_client_add_node(world.client, "node-1", &world.nodes[1].base, 1), KVB_OK);
+    world_close(&world);
+}
+
+Test(members, an_idle_node_is_given_back_later_and_its_name_is_free_at_once)
+{
+    struct world world;
+    world_open(&world, 1);
+    cr_assert_eq(remove_node(&world, "node-0"), KVB_OK);
+    cr_assert_null(world.removed);
+    cr_assert_eq(kvs_client_add_node(world.client, "node-0", &world.nodes[0].base, 1), KVB_OK);
+    sim_settle(&world.sim);
+    cr_assert_eq(world.removed, &world.nodes[0].base);
+    cr_assert_eq(remove_node(&world, "node-0"), KVB_OK);
+    world_close(&world); /* with a removal that is not over */
+}
+
+Test(members, puts_go_where_they_would_without_a_node_that_is_readable_only)
+{
+    struct world world;
+    world_open(&world, NODES);
+    cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    uint32_t of_2 = items_of(&world, 2);
+    cr_assert_gt(of_2, 0);
+    cr_assert_eq(kvs_client_set_node(world.client, "node-2", 1, true), KVB_OK);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert_eq(items_of(&world, 2), 0);
+    cr_assert_eq(count(&world, KVB_OK), ITEMS);
+    cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    cr_assert_eq(items_of(&world, 2), of_2);
+    cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    cr_assert_eq(items_of(&world, 2), of_2);
+    cr_assert_eq(kvs_client_set_node(world.client, "node-2", 1, false), KVB_OK);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert_eq(items_of(&world, 2), of_2);
+    cr_assert_eq(kvs_client_set_node(world.client, "node-2", 1000000, false), KVB_OK);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert_gt(items_of(&world, 2), ITEMS * 9 / 10, "a new weight counts");
+    cr_assert_eq(kvs_client_set_node(world.client, "node-9", 1, false), KVB_ERR_NOT_FOUND);
+    world_close(&world);
+}
+
+/* Random batches, stops, and nodes that come, go and are slow: each batch completes once. */
+Test(members, batches_in_flight_across_changes_complete_once)
+{
+    struct world world;
+    world_open(&world, 0);
+    struct fake_node nodes[8];
+    bool in[8] = {false};
+    struct flying {
+        struct world world; /* for its items; no client of its own */
+        bool running;
+    } *flying = calloc(16, sizeof *flying);
+    uint64_t begun = 0, ended = 0;
+    struct kvs_node *leaving = NULL;
+    for (uint32_t i = 0; i < 8; i++) {
+        fake_node_init(&nodes[i], &world.sim);
+    }
+    for (uint32_t step = 0; step < 20000; step++) {
+        uint32_t i = (uint32_t)sim_below(&world.sim, 8);
+        char name[16];
+        (void)snprintf(name, sizeof name, "n%u", i);
+        switch (sim_below(&world.sim, 8)) {
+        case 0:
+            if (!in[i] && &nodes[i].base != leaving) {
+                in[i] = true;
+                cr_assert_eq(kvs_client_add_node(world.client, name, &nodes[i].base, 1 + i),
+                             KVB_OK);
+            }
+            break;
+        case 1:
+            if (in[i] && leaving == NULL) {
+                in[i] = false;
+                leaving = &nodes[i].base;
+                cr_assert_eq(remove_node(&world, name), KVB_OK);
+            }
+            break;
+        case 2:
+            if (in[i]) {
+                bool readable_only = sim_below(&world.sim, 2);
+                cr_assert_eq(kvs_client_set_node(world.client, name, 1 + i, readable_only), KVB_OK);
+            }
+            break;
+        case 3:
+            nodes[i].answer = (enum answer)sim_below(&world.sim, 3);
+            nodes[i].with = nodes[i].answer == REFUSE       ? KVB_ERR_UNAVAILABLE
+                            : sim_below(&world.sim, 2) == 0 ? KVB_OK
+                                                            : KVB_ERR_CHECKSUM;
+            break;
+        case 4:
+            sim_advance(&world.sim, sim_below(&world.sim, 300));
+            break;
+        case 5:
+            if (flying[i].running && flying[i].world.done == 0) {
+                kvs_client_cancel(&flying[i].world.batch, sim_in_ms(&world.sim, 10));
+            }
+            break;
+        default: {
+            struct flying *f = &flying[sim_below(&world.sim, 16)];
+            if (f->running && f->world.done == 0) {
+                break;
+            }
+            ended += f->running;
+            f->running = true;
+            f->world = (struct world){.client = world.client};
+            f->world.batch = world.batch;
+            f->world.batch.items = f->world.items;
+            memcpy(f->world.items, world.items, sizeof world.items);
+            f->world.batch.op = (enum kvs_batch_op)sim_below(&world.sim, KVS_BATCH_OPS);
+            f->world.batch.nitems = 1 + (uint32_t)sim_below(&world.sim, ITEMS);
+            f->world.batch.deadline_ns = sim_in_ms(&world.sim, sim_below(&world.sim, 3000));
+            cr_assert_eq(submit(&f->world), KVB_OK);
+            begun++;
+        }
+        }
+        sim_settle(&world.sim);
+        if (world.removed != NULL) {
+            cr_assert_eq(world.removed, leaving);
+            world.removed = NULL;
+            leaving = NULL;
+        }
+    }
+    sim_advance(&world.sim, 4000);
+    for (uint32_t i = 0; i < 16; i++) {
+        ended += flying[i].running && flying[i].world.done == 1;
+    }
+    cr_assert_eq(begun, ended);
+    cr_assert_gt(begun, 4000);
+    for (uint32_t i = 0; i < 8; i++) {
+        cr_assert_eq(nodes[i].in_flight, 0);
+    }
+    free(flying);
+    world_close(&world);
+}
+
+Test(members, a_remove_asks_every_node_and_tells_what_holds_for_all)
+{
+    static const struct {
+        kvb_status_t one, other, together;
+    } cases[] = {
+        {KVB_OK, KVB_ERR_NOT_FOUND, KVB_OK},
+        {KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND},
+        {KVB_OK, KVB_ERR_BUSY, KVB_ERR_BUSY},
+        {KVB_ERR_NOT_FOUND, KVB_ERR_DISCONNECTED, KVB_ERR_DISCONNECTED},
+        {KVB_OK, KVB_ERR_DISCONNECTED, KVB_OK},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct world world;
+        world_open(&world, NODES);
+        for (uint32_t n = 0; n < NODES; n++) {
+            world.nodes[n].with = n == 2 ? cases[i].one : cases[i].other;
+        }
+        cr_assert_eq(run(&world, KVS_REMOVE), KVB_OK);
+        for (uint32_t n = 0; n < NODES; n++) {
+            cr_assert_eq(items_of(&world, n), ITEMS);
+        }
+        cr_assert_eq(count(&world, cases[i].together), ITEMS, "case %zu", i);
+        world_close(&world);
+    }
 }

@@ -10,8 +10,8 @@
 /*
  * The daemon's way to the store (DESIGN.md section 12, seam 1): asynchronous batches, spread over
  * the nodes by placement and answered entry by entry, also when the only node is this process
- * itself. A node that does not answer is a miss within the deadline (UNAVAILABLE), never an error
- * of the batch.
+ * itself. A node that does not answer is a miss within its bound (UNAVAILABLE), never an error of
+ * the batch.
  *
  * Knows keys, tenants and lineages; knows nothing of stays, tokens or engines: whoever calls has
  * checked those, and checks them again when the answer comes. Loop thread only. A batch completes
@@ -33,8 +33,11 @@ enum kvs_batch_op {
                    CANCELED, FENCED (retired) */
     KVS_GET,    /* OK, NOT_FOUND, CHECKSUM, TICKET, GENERATION, TIMEOUT, CANCELED; TOO_LARGE: stored
                    length differs */
-    KVS_REMOVE, /* OK, NOT_FOUND, BUSY (read or pinned, without force) */
+    KVS_REMOVE, /* asked of every node, wherever an object may have been placed: BUSY (read or
+                   pinned, without force) if it stays anywhere, OK, NOT_FOUND; UNAVAILABLE: none
+                   that could be asked has it */
 };
+#define KVS_BATCH_OPS (KVS_REMOVE + 1)
 
 struct kvs_item {
     /* set by the caller; spans and slices borrowed until done */
@@ -76,7 +79,25 @@ struct kvs_batch {
 };
 
 KVB_MUST_USE kvb_status_t kvs_client_create(struct kvb_sched *sched, struct kvs_client **client_p);
-void kvs_client_destroy(struct kvs_client *client); /* no batch in flight */
+/* No batch in flight. Nodes whose removal is not over yet: removed does not come any more. */
+void kvs_client_destroy(struct kvs_client *client);
+
+/*
+ * When a node of another process is no longer worth asking. A call that it has not answered by its
+ * bound is stopped (UNAVAILABLE, TIMEOUT), long before the batch's deadline; a call that fails by
+ * the node's fault (UNAVAILABLE, DISCONNECTED, TIMEOUT, PROTOCOL, REFUSED, CHECKSUM, IO, INTERNAL)
+ * counts against it. A sick node has no place: puts, gets and lookups go where they would without
+ * it, at once. 0: the default.
+ */
+struct kvs_client_health {
+    uint32_t lookup_ms;    /* bound of lookups and removes; 500 */
+    uint32_t transfer_ms;  /* of puts and gets, beside the time for their bytes; 5,000 */
+    uint32_t bytes_per_ms; /* the slowest link worth using, for that time; 8,192 (8 MB/s) */
+    uint32_t failures;     /* so many in a row of one operation make a node sick; 3 */
+    uint32_t backoff_ms;   /* how long a sick one is left alone, each time; 2,000 */
+};
+/* Before the first node. */
+void kvs_client_set_health(struct kvs_client *client, const struct kvs_client_health *health);
 
 /* A node under a name; borrowed. weight: its capacity, for placement. EXISTS (the name), LIMIT,
  * NO_MEMORY. */
@@ -86,11 +107,29 @@ KVB_MUST_USE kvb_status_t kvs_client_add_node(struct kvs_client *client, const c
  * where they would without it (it leaves, DESIGN.md section 10). NOT_FOUND. */
 KVB_MUST_USE kvb_status_t kvs_client_set_node(struct kvs_client *client, const char *name,
                                               uint64_t weight, bool readable_only);
-/* Nothing goes there any more; its calls in flight are stopped (UNAVAILABLE). removed, later, once
- * none is left: the node may be destroyed. NOT_FOUND: removed does not come. */
+/* Nothing goes there any more, and its name is free; its calls in flight are stopped (UNAVAILABLE).
+ * removed, later, once none is left: the node may be destroyed. NOT_FOUND: removed does not come.
+ */
 KVB_MUST_USE kvb_status_t kvs_client_remove_node(struct kvs_client *client, const char *name,
                                                  void (*removed)(void *ctx, struct kvs_node *node),
                                                  void *ctx);
+
+/* For status and metrics. */
+struct kvs_client_node {
+    const char *name;
+    struct kvs_node *node;
+    uint64_t weight;
+    bool readable_only;
+    bool sick;
+    uint64_t sick_ns;    /* since when */
+    uint64_t sick_times; /* so far */
+    uint64_t calls;      /* so far; those in flight, too */
+    uint64_t failures;   /* calls that failed by its fault, so far */
+    uint32_t in_flight;
+};
+/* Each node, in no order; each must not call into the client. */
+void kvs_client_each_node(const struct kvs_client *client,
+                          void (*each)(void *arg, const struct kvs_client_node *node), void *arg);
 
 /* Taken only on OK. AGAIN: too much in flight, the completion of any batch makes room. INVALID: no
  * items, or no tenant. NO_MEMORY. */
