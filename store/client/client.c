@@ -266,12 +266,12 @@ static void arm(struct flight *flight)
     kvb_sched_timer_set(flight->client->sched, &flight->bound, next_ns);
 }
 
-/* Held up: the answers may be there, unread. Nodes get the time again; the batch does not. */
-static void allow(struct flight *flight, uint64_t held_up_ns)
+/* Held up: the answers may be there, unread. Nodes get their time again; the batch does not. */
+static void allow_again(struct flight *flight, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < flight->ncalls; i++) {
         struct kvs_member_call *call = &flight->calls[i].member;
-        call->bound_ns += call->bound_ns == KVB_NEVER ? 0 : held_up_ns;
+        call->bound_ns = call->bound_ns == KVB_NEVER ? KVB_NEVER : now_ns + call->span_ns;
     }
 }
 
@@ -283,7 +283,7 @@ static void on_bound(struct kvb_timer *timer)
     bool held_up = now_ns - flight->bound_ns > STALL_MS * KVB_NS_PER_MS;
     bool over = now_ns >= flight->batch->deadline_ns;
     if (held_up) {
-        allow(flight, now_ns - flight->bound_ns);
+        allow_again(flight, now_ns);
     }
     for (uint32_t i = 0; i < flight->ncalls; i++) {
         struct flight_call *call = &flight->calls[i];

@@ -167,10 +167,16 @@ static void fake_discard(struct kvs_node *node, struct kvs_hold hold, bool all_o
     fake->discards_all += all_of_instance;
 }
 
+static uint64_t fake_heard_ns(struct kvs_node *node)
+{
+    return kvb_container_of(node, struct fake_node, base)->heard_ns;
+}
+
 static const struct kvs_node_ops fake_ops = {
     .submit = fake_submit,
     .stop = fake_stop,
     .discard = fake_discard,
+    .heard_ns = fake_heard_ns,
 };
 
 static void fake_node_init(struct fake_node *fake, struct sim_sched *sim)
@@ -619,4 +625,398 @@ Test(members, a_remove_asks_every_node_and_tells_what_holds_for_all)
         cr_assert_eq(count(&world, cases[i].together), ITEMS, "case %zu", i);
         world_close(&world);
     }
+}
+
+/* ---- sick nodes ---- */
+
+static void find_node(void *arg, const struct kvs_client_node *node)
+{
+    struct kvs_client_node *found = arg;
+    if (node->node == found->node) {
+        *found = *node;
+    }
+}
+
+static struct kvs_client_node told(struct world *world, uint32_t node)
+{
+    struct kvs_client_node found = {.node = &world->nodes[node].base};
+    kvs_client_each_node(world->client, find_node, &found);
+    cr_assert_not_null(found.name);
+    return found;
+}
+
+static bool sick(struct world *world, uint32_t node)
+{
+    return told(world, node).sick;
+}
+
+static void node_is(struct world *world, uint32_t node, enum answer answer, kvb_status_t with)
+{
+    world->nodes[node].answer = answer;
+    world->nodes[node].with = with;
+}
+
+/* Three times: it is sick then. */
+static void make_sick(struct world *world, uint32_t node)
+{
+    node_is(world, node, AT_ONCE, KVB_ERR_DISCONNECTED);
+    for (uint32_t i = 0; i < 3; i++) {
+        cr_assert(!sick(world, node));
+        cr_assert_eq(run(world, KVS_PUT), KVB_OK);
+    }
+    cr_assert(sick(world, node));
+    (void)items_of(world, node);
+}
+
+/* kvcache-ai/Mooncake issue 2704 (B48): a node whose transfers fail goes on being chosen. */
+Test(health, b48_a_node_that_fails_transfers_leaves_the_choice_and_comes_back)
+{
+    struct world world;
+    world_open(&world, 3);
+    node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+    uint32_t failed_batches = 0;
+    for (uint32_t i = 0; i < 200; i++) {
+        uint64_t before_ns = world.sim.now_ns;
+        node_is(&world, 1, AT_ONCE, KVB_OK); /* its lookups work all the time */
+        cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+        node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+        cr_assert_eq(run(&world, i % 2 == 0 ? KVS_PUT : KVS_GET), KVB_OK);
+        failed_batches += count(&world, KVB_OK) != ITEMS;
+        cr_assert_eq(world.sim.now_ns, before_ns, "nobody waits for it");
+    }
+    cr_assert_leq(failed_batches, 2 * 3);
+    cr_assert(sick(&world, 1));
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert_eq(count(&world, KVB_OK), ITEMS, "its puts go to the next");
+    node_is(&world, 1, AT_ONCE, KVB_OK); /* it heals */
+    (void)items_of(&world, 1);
+    sim_advance(&world.sim, 1999);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert_eq(items_of(&world, 1), 0, "left alone for the back-off");
+    sim_advance(&world.sim, 1);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert_gt(items_of(&world, 1), 0);
+    cr_assert(!sick(&world, 1));
+    cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    cr_assert_eq(count(&world, KVB_OK), ITEMS);
+    world_close(&world);
+}
+
+Test(health, only_failures_in_a_row_make_sick)
+{
+    struct world world;
+    world_open(&world, NODES);
+    for (uint32_t i = 0; i < 10; i++) {
+        node_is(&world, 1, AT_ONCE, KVB_ERR_CHECKSUM);
+        cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+        cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+        node_is(&world, 1, AT_ONCE, KVB_ERR_NOT_FOUND);
+        cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+        cr_assert(!sick(&world, 1));
+    }
+    cr_assert_eq(told(&world, 1).failures, 20);
+    cr_assert_eq(told(&world, 1).calls, 30);
+    world_close(&world);
+}
+
+Test(health, what_fails_together_counts_once)
+{
+    struct world world;
+    world_open(&world, NODES);
+    node_is(&world, 1, SILENT, KVB_OK);
+    struct world others[10];
+    for (uint32_t i = 0; i < 10; i++) {
+        others[i] = (struct world){.client = world.client, .batch = world.batch};
+        others[i].batch.op = KVS_GET;
+        others[i].batch.items = others[i].items;
+        memcpy(others[i].items, world.items, sizeof world.items);
+        cr_assert_eq(submit(&others[i]), KVB_OK);
+    }
+    sim_settle(&world.sim);
+    cr_assert_eq(told(&world, 1).in_flight, 10);
+    kvb_list_each(&world.nodes[1].calls, link)
+    {
+        fake_end_call(&world.nodes[1], kvb_container_of(link, struct kvs_node_call, impl.link),
+                      KVB_ERR_DISCONNECTED);
+    }
+    sim_settle(&world.sim);
+    cr_assert_eq(told(&world, 1).failures, 10);
+    cr_assert(!sick(&world, 1), "one connection broke");
+    node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+    cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    cr_assert(!sick(&world, 1));
+    cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    cr_assert(sick(&world, 1));
+    world_close(&world);
+}
+
+Test(health, what_says_nothing_of_the_node_does_not_count)
+{
+    static const struct {
+        kvb_status_t status;
+        bool counts;
+    } cases[] = {
+        {KVB_ERR_UNAVAILABLE, true}, {KVB_ERR_DISCONNECTED, true}, {KVB_ERR_TIMEOUT, true},
+        {KVB_ERR_PROTOCOL, true},    {KVB_ERR_REFUSED, true},      {KVB_ERR_CHECKSUM, true},
+        {KVB_ERR_IO, true},          {KVB_ERR_INTERNAL, true},     {KVB_ERR_NOT_FOUND, false},
+        {KVB_ERR_EXISTS, false},     {KVB_ERR_NO_SPACE, false},    {KVB_ERR_QUOTA, false},
+        {KVB_ERR_GENERATION, false}, {KVB_ERR_NO_MEMORY, false},   {KVB_ERR_TOO_LARGE, false},
+        {KVB_ERR_CANCELED, false},   {KVB_ERR_FENCED, false},      {KVB_ERR_TICKET, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (uint32_t refused = 0; refused < 2; refused++) {
+            struct world world;
+            world_open(&world, NODES);
+            node_is(&world, 3, refused ? REFUSE : AT_ONCE, cases[i].status);
+            for (uint32_t n = 0; n < 5; n++) {
+                cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+            }
+            cr_assert_eq(sick(&world, 3), cases[i].counts, "%s", kvb_status_label(cases[i].status));
+            world_close(&world);
+        }
+    }
+}
+
+Test(health, a_lookup_of_a_silent_node_is_a_miss_at_its_bound_and_then_at_once)
+{
+    struct world world;
+    world_open(&world, NODES);
+    node_is(&world, 2, SILENT, KVB_OK);
+    uint64_t before_ns = world.sim.now_ns;
+    cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    cr_assert_eq(world.sim.now_ns - before_ns, 500 * KVB_NS_PER_MS, "not the batch's 60 s");
+    cr_assert_eq(count(&world, KVB_ERR_UNAVAILABLE), items_of(&world, 2));
+    cr_assert_eq(count(&world, KVB_OK) + count(&world, KVB_ERR_UNAVAILABLE), ITEMS);
+    cr_assert(sick(&world, 2), "nothing at all was heard of it");
+    before_ns = world.sim.now_ns;
+    cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    cr_assert_eq(world.sim.now_ns, before_ns);
+    cr_assert_eq(count(&world, KVB_OK), ITEMS);
+    cr_assert_eq(world.nodes[2].calls_taken, 1);
+    world_close(&world);
+}
+
+Test(health, a_node_that_is_heard_is_slow_not_silent)
+{
+    struct world world;
+    world_open(&world, NODES);
+    node_is(&world, 2, SILENT, KVB_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        cr_assert(!sick(&world, 2));
+        world.nodes[2].heard_ns = sim_in_ms(&world.sim, 100);
+        cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    }
+    cr_assert(sick(&world, 2), "three bounds in a row");
+    world_close(&world);
+}
+
+Test(health, deadlines_shorter_than_the_bound_are_no_failures_but_silence_is)
+{
+    struct world world;
+    world_open(&world, NODES);
+    node_is(&world, 2, SILENT, KVB_OK);
+    for (uint32_t i = 0; i < 10; i++) {
+        cr_assert_eq(sick(&world, 2), i > 5, "after %u times 90 ms", i);
+        world.batch.op = KVS_EXISTS;
+        world.batch.deadline_ns = sim_in_ms(&world.sim, 90);
+        cr_assert_eq(submit(&world), KVB_OK);
+        cr_assert(sim_run_until(&world.sim, is_done, &world, 100));
+    }
+    world_close(&world);
+}
+
+Test(health, a_transfer_gets_the_time_that_its_bytes_take)
+{
+    struct world world;
+    world_open(&world, 1);
+    world.nodes[0].answer = SILENT;
+    struct kvt_slice slice = {.len = 8192 * 1000};
+    world.items[0].slices = &slice;
+    world.items[0].nslices = 1;
+    for (uint32_t i = 0; i < 2; i++) {
+        uint64_t before_ns = world.sim.now_ns;
+        cr_assert_eq(run(&world, i == 0 ? KVS_PUT : KVS_GET), KVB_OK);
+        cr_assert_eq(world.sim.now_ns - before_ns, 6000 * KVB_NS_PER_MS);
+        cr_assert_eq(count(&world, KVB_ERR_TIMEOUT), ITEMS);
+        sim_advance(&world.sim, 2000);
+    }
+    world_close(&world);
+}
+
+Test(health, one_call_at_a_time_tries_a_sick_node)
+{
+    struct world world;
+    world_open(&world, NODES);
+    make_sick(&world, 1);
+    uint32_t before = world.nodes[1].calls_taken;
+    node_is(&world, 1, SILENT, KVB_OK);
+    sim_advance(&world.sim, 2000);
+    world.batch.op = KVS_EXISTS;
+    world.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
+    cr_assert_eq(submit(&world), KVB_OK);
+    struct world other = {.client = world.client, .batch = world.batch};
+    other.batch.items = other.items;
+    memcpy(other.items, world.items, sizeof world.items);
+    for (uint32_t i = 0; i < 5; i++) {
+        cr_assert_eq(submit(&other), KVB_OK);
+        sim_settle(&world.sim);
+        cr_assert_eq(other.done, 1, "the others go on without it");
+    }
+    cr_assert_eq(world.nodes[1].calls_taken, before + 1);
+    cr_assert(sim_run_until(&world.sim, is_done, &world, 600));
+    cr_assert(sick(&world, 1));
+    sim_advance(&world.sim, 1990);
+    cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    cr_assert_eq(world.nodes[1].calls_taken, before + 1, "it is left alone again");
+    sim_advance(&world.sim, 10);
+    node_is(&world, 1, AT_ONCE, KVB_OK);
+    cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    cr_assert_eq(world.nodes[1].calls_taken, before + 2);
+    cr_assert(!sick(&world, 1));
+    cr_assert_eq(told(&world, 1).sick_times, 1);
+    world_close(&world);
+}
+
+Test(health, a_try_that_is_canceled_says_nothing_and_another_may_follow)
+{
+    struct world world;
+    world_open(&world, NODES);
+    make_sick(&world, 1);
+    sim_advance(&world.sim, 2000);
+    node_is(&world, 1, SILENT, KVB_OK);
+    world.batch.op = KVS_GET;
+    world.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
+    cr_assert_eq(submit(&world), KVB_OK);
+    kvs_client_cancel(&world.batch, sim_in_ms(&world.sim, 10));
+    cr_assert(sim_run_until(&world.sim, is_done, &world, 20));
+    cr_assert(sick(&world, 1));
+    node_is(&world, 1, AT_ONCE, KVB_OK);
+    cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    cr_assert(!sick(&world, 1));
+    world_close(&world);
+}
+
+Test(health, one_that_came_back_leaves_at_its_first_failure)
+{
+    struct world world;
+    world_open(&world, NODES);
+    make_sick(&world, 1);
+    sim_advance(&world.sim, 2000);
+    node_is(&world, 1, AT_ONCE, KVB_OK);
+    cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    cr_assert(!sick(&world, 1));
+    node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert(sick(&world, 1), "its lookups worked, its puts have not since");
+    sim_advance(&world.sim, 2000);
+    node_is(&world, 1, AT_ONCE, KVB_OK);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert(!sick(&world, 1), "puts had worked");
+    world_close(&world);
+}
+
+Test(health, with_every_node_sick_everything_misses_at_once)
+{
+    struct world world;
+    world_open(&world, 1);
+    make_sick(&world, 0);
+    uint64_t before_ns = world.sim.now_ns;
+    for (uint32_t op = 0; op < KVS_BATCH_OPS; op++) {
+        cr_assert_eq(run(&world, (enum kvs_batch_op)op), KVB_OK);
+        cr_assert_eq(count(&world, KVB_ERR_UNAVAILABLE), ITEMS);
+    }
+    cr_assert_eq(world.sim.now_ns, before_ns);
+    cr_assert_eq(items_of(&world, 0), 0);
+    world_close(&world);
+}
+
+Test(health, a_remove_that_could_not_ask_a_sick_node_does_not_say_not_found)
+{
+    struct world world;
+    world_open(&world, NODES);
+    make_sick(&world, 1);
+    for (uint32_t i = 0; i < NODES; i++) {
+        node_is(&world, i, AT_ONCE, KVB_ERR_NOT_FOUND);
+    }
+    cr_assert_eq(run(&world, KVS_REMOVE), KVB_OK);
+    cr_assert_eq(count(&world, KVB_ERR_UNAVAILABLE), ITEMS);
+    cr_assert_eq(items_of(&world, 1), 0);
+    world_close(&world);
+}
+
+Test(health, no_node_is_blamed_when_this_process_was_held_up)
+{
+    struct world world;
+    world_open(&world, NODES);
+    node_is(&world, 2, SILENT, KVB_OK);
+    world.batch.op = KVS_EXISTS;
+    world.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
+    cr_assert_eq(submit(&world), KVB_OK);
+    sim_settle(&world.sim);
+    world.sim.now_ns = sim_in_ms(&world.sim, 20000); /* SIGSTOP */
+    (void)sim_turn(&world.sim);
+    cr_assert_eq(world.done, 0, "its answer may be there");
+    fake_end_call(
+        &world.nodes[2],
+        kvb_container_of(kvb_list_first(&world.nodes[2].calls), struct kvs_node_call, impl.link),
+        KVB_OK);
+    sim_settle(&world.sim);
+    cr_assert_eq(world.done, 1);
+    cr_assert_eq(count(&world, KVB_OK), ITEMS);
+    cr_assert(!sick(&world, 2));
+    /* and for longer than the batch has */
+    cr_assert_eq(submit(&world), KVB_OK);
+    sim_settle(&world.sim);
+    world.sim.now_ns = sim_in_ms(&world.sim, 100000);
+    sim_settle(&world.sim);
+    cr_assert_eq(world.done, 1);
+    cr_assert(!sick(&world, 2));
+    world_close(&world);
+}
+
+Test(health, a_node_in_this_process_is_bounded_by_the_batch_alone_and_never_sick)
+{
+    struct world world;
+    world_open(&world, 2);
+    struct kvs_node_ops here = fake_ops;
+    here.in_process = true;
+    world.nodes[1].base.ops = &here;
+    node_is(&world, 1, SILENT, KVB_OK);
+    uint64_t before_ns = world.sim.now_ns;
+    for (uint32_t i = 0; i < 4; i++) {
+        cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    }
+    cr_assert_eq(world.sim.now_ns - before_ns, 4 * 60000 * KVB_NS_PER_MS);
+    cr_assert(!sick(&world, 1));
+    world_close(&world);
+}
+
+Test(health, limits_are_settable_and_0_is_the_default)
+{
+    struct world world;
+    world_open(&world, 0);
+    kvs_client_set_health(world.client,
+                          &(struct kvs_client_health){.lookup_ms = 120, .failures = 1});
+    fake_node_init(&world.nodes[0], &world.sim);
+    cr_assert_eq(kvs_client_add_node(world.client, "a", &world.nodes[0].base, 77), KVB_OK);
+    node_is(&world, 0, SILENT, KVB_OK);
+    uint64_t before_ns = world.sim.now_ns;
+    cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
+    cr_assert_eq(world.sim.now_ns - before_ns, 120 * KVB_NS_PER_MS);
+    struct kvs_client_node node = told(&world, 0);
+    cr_assert(node.sick);
+    cr_assert_eq(node.sick_ns, world.sim.now_ns);
+    cr_assert_eq(node.weight, 77);
+    cr_assert_str_eq(node.name, "a");
+    sim_advance(&world.sim, 2000);
+    node_is(&world, 0, AT_ONCE, KVB_OK);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    node_is(&world, 0, AT_ONCE, KVB_ERR_TIMEOUT);
+    cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
+    cr_assert(sick(&world, 0), "one failure is enough");
+    world_close(&world);
 }

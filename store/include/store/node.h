@@ -44,7 +44,7 @@ struct kvs_node_ops {
     void (*discard)(struct kvs_node *node, struct kvs_hold hold, bool all_of_instance);
     /* When something was last heard of it (monotonic, here), so that one that is silent is told
      * from one that is busy. NULL: only its answers tell. */
-    uint64_t (*heard_ns)(const struct kvs_node *node);
+    uint64_t (*heard_ns)(struct kvs_node *node);
     /* In this process: it cannot be away, and only the deadline of a batch bounds its calls. */
     bool in_process;
 };
