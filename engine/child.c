@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,8 @@
 #define SLICE_MS     100 /* how often a wait looks whether it should stop */
 
 /* In the child: never returns. */
-static void become(pid_t parent, int fd, int log, char *const argv[])
+static void become(pid_t parent, int fd, int log, char *const argv[],
+                   const struct kve_child_how *how)
 {
     sigset_t none;
 
@@ -40,12 +42,19 @@ static void become(pid_t parent, int fd, int log, char *const argv[])
     } else if (dup2(fd, KVE_CHILD_FD) < 0) {
         _exit(127);
     }
-    execv("/proc/self/exe", argv);
+    if (how->netns >= 0 && setns(how->netns, CLONE_NEWNET) != 0) {
+        _exit(127);
+    }
+    if (how->program == NULL) {
+        execv("/proc/self/exe", argv);
+    } else {
+        execvp(how->program, argv);
+    }
     _exit(127);
 }
 
 kvb_status_t kve_child_start(struct kve_child *child, const char *name, char *const argv[],
-                             const char *log_path)
+                             const struct kve_child_how *how)
 {
     pid_t parent = getpid();
     int fds[2], log;
@@ -53,7 +62,7 @@ kvb_status_t kve_child_start(struct kve_child *child, const char *name, char *co
     *child = (struct kve_child){.name = name, .fd = -1};
     child->buffer = malloc(BUFFER_BYTES);
     child->events = json_array();
-    log = open(log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    log = open(how->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (child->buffer == NULL || child->events == NULL || log < 0 ||
         socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
         if (log >= 0) {
@@ -63,7 +72,7 @@ kvb_status_t kve_child_start(struct kve_child *child, const char *name, char *co
     }
     child->pid = fork();
     if (child->pid == 0) {
-        become(parent, fds[1], log, argv);
+        become(parent, fds[1], log, argv, how);
     }
     close(fds[1]);
     close(log);
@@ -90,16 +99,9 @@ static bool reaped(struct kve_child *child, int timeout_ms)
     return true;
 }
 
-void kve_child_stop(struct kve_child *child)
+static void forget(struct kve_child *child)
 {
-    if (child->pid > 0) {
-        kill(child->pid, SIGTERM);
-        if (!reaped(child, STOP_MS)) {
-            kill(child->pid, SIGKILL);
-            waitpid(child->pid, &child->exit_status, 0);
-        }
-        child->pid = 0;
-    }
+    child->pid = 0;
     if (child->fd >= 0) {
         close(child->fd);
         child->fd = -1;
@@ -108,6 +110,26 @@ void kve_child_stop(struct kve_child *child)
     child->buffer = NULL;
     json_decref(child->events);
     child->events = NULL;
+}
+
+void kve_child_kill(struct kve_child *child)
+{
+    if (child->pid > 0) {
+        kill(child->pid, SIGKILL);
+        waitpid(child->pid, &child->exit_status, 0);
+    }
+    forget(child);
+}
+
+void kve_child_stop(struct kve_child *child)
+{
+    if (child->pid > 0) {
+        kill(child->pid, SIGTERM);
+        if (!reaped(child, STOP_MS)) {
+            kve_child_kill(child);
+        }
+    }
+    forget(child);
 }
 
 /* Waits for bytes. */

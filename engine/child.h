@@ -10,8 +10,9 @@
 #include <sys/types.h>
 
 /*
- * A process of this same program, started for a rehearsal. It dies with its parent. Its stderr goes
- * to a file; a stream socket to it (descriptor KVE_CHILD_FD there, and its stdout) carries lines.
+ * A process of this same program, or of another one, started for a rehearsal. It dies with its
+ * parent. Its stderr goes to a file; a stream socket to it (descriptor KVE_CHILD_FD there, and its
+ * stdout) carries lines.
  */
 #define KVE_CHILD_FD 3
 
@@ -26,12 +27,18 @@ struct kve_child {
     int exit_status;
 };
 
-/* argv as for execv: program, subcommand, options. log: where its stderr goes. INVALID never; IO,
- * NO_MEMORY. */
+struct kve_child_how {
+    const char *program; /* looked for in PATH; NULL: this one */
+    int netns;           /* network namespace; -1: this process's */
+    const char *log;     /* file that its stderr is added to */
+};
+/* argv as for execv: program, subcommand, options. IO. */
 KVB_MUST_USE kvb_status_t kve_child_start(struct kve_child *child, const char *name,
-                                          char *const argv[], const char *log);
+                                          char *const argv[], const struct kve_child_how *how);
 /* TERM, then, if it does not end within the bound, KILL. Waits for its end. Idempotent. */
 void kve_child_stop(struct kve_child *child);
+/* KILL, and waits for its end. Idempotent. */
+void kve_child_kill(struct kve_child *child);
 
 /* Waits for one line of text that begins with `start`; the rest of it is copied to out. */
 KVB_MUST_USE kvb_status_t kve_child_await_text(struct kve_child *child, const char *start,

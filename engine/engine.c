@@ -38,6 +38,18 @@ json_t *kve_counts_json(const struct kve_counts *counts)
     return object;
 }
 
+void kve_counts_add(struct kve_counts *counts, const struct kve_counts *more, int n)
+{
+    const uint64_t times = (uint64_t)(int64_t)n; /* modulo 2^64, -1 takes away */
+
+#define X(name) counts->name += times * more->name;
+    KVE_COUNTERS(X)
+#undef X
+    for (size_t i = 0; i < KVE_MISS_COUNT; i++) {
+        counts->missed[i] += times * more->missed[i];
+    }
+}
+
 void kve_counts_add_json(struct kve_counts *counts, const json_t *object)
 {
     const json_t *missed = json_object_get(object, "missed");

@@ -55,6 +55,7 @@ enum kve_request_state {
     X(canceled, KVPLANE_ERR_CANCELED)                                                              \
     X(timeout, KVPLANE_ERR_TIMEOUT)                                                                \
     X(disconnected, KVPLANE_ERR_DISCONNECTED)                                                      \
+    X(unavailable, KVPLANE_ERR_UNAVAILABLE)                                                        \
     X(other, 0)
 enum kve_miss {
 #define X(name, result) KVE_MISS_##name,
@@ -91,6 +92,8 @@ struct kve_counts {
     uint64_t missed[KVE_MISS_COUNT];
 };
 json_t *kve_counts_json(const struct kve_counts *counts); /* NULL: no memory */
+/* Adds what was counted there, n times; -1 takes it away. */
+void kve_counts_add(struct kve_counts *counts, const struct kve_counts *more, int n);
 /* Adds what the object says; unknown and missing members are nothing. */
 void kve_counts_add_json(struct kve_counts *counts, const json_t *object);
 

@@ -8,6 +8,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <ftw.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -18,12 +19,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define START_MS 30000
-#define TENANT   "rehearsal"
-/* Enough for what a step promises; in fault runs so small that space is used again at once. */
-#define STORE_BYTES       "536870912"
-#define STORE_BYTES_FAULT "4194304"
-
 enum setting {
     SET_TRACE,
     SET_STEPS,
@@ -31,6 +26,10 @@ enum setting {
     SET_SEED,
     SET_JSON,
     SET_FAULT,
+    SET_CLUSTER,
+    SET_HAPPENS,
+    SET_SECONDS,
+    SET_SHARE,
     SET_HELP,
     SET_COUNT
 };
@@ -41,6 +40,12 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_SEED] = {"seed", "N", "$KVPLANE_SEED or 1", "of all that is drawn"},
     [SET_JSON] = {"json", NULL, "", "a line of JSON for each step, and one at the end"},
     [SET_FAULT] = {"fault", "NAME", "", "take a protection out and see it fail; list: which"},
+    [SET_CLUSTER] = {"cluster", NULL, "",
+                     "etcd of three, three store nodes, a daemon beside each engine"},
+    [SET_HAPPENS] = {"cluster-fault", "NAME", "all",
+                     "what happens to it while steps are played: NAME, all (in turn), none; list"},
+    [SET_SECONDS] = {"fault-seconds", "N", "5 to 30", "how long that lasts"},
+    [SET_SHARE] = {"daemon-share", "MIB", "0", "memory that each daemon of a cluster contributes"},
     [SET_HELP] = {"help", NULL, "", "this text"},
 };
 
@@ -72,6 +77,16 @@ static bool take(void *ctx, size_t i, const char *value)
     case SET_FAULT:
         r->fault = value;
         return true;
+    case SET_CLUSTER:
+        r->cluster = true;
+        return true;
+    case SET_HAPPENS:
+        r->happening = value;
+        return true;
+    case SET_SECONDS:
+        return kve_option_number32(value, 1, 3600, &r->happens_seconds);
+    case SET_SHARE:
+        return kve_option_number32(value, 0, 1u << 20, &r->share_mib);
     case SET_HELP:
         r->help = true;
         return true;
@@ -140,101 +155,29 @@ static int choose_fault(const char *fault)
 #endif
 }
 
-/* ---- processes ---- */
-
-static bool start_daemon(struct kve_rehearsal *r)
+/* Of a cluster. -1: go on; else the exit code. */
+static int choose_happening(const struct kve_rehearsal *r)
 {
-    char socket[128], log[128], url[128];
-    char program[] = "kvplane", serve[] = "serve", listen[] = "--listen", address[] = "127.0.0.1:0";
-    char engine_socket[] = "--engine-socket", store[] = "--store-bytes";
-    char bytes[32];
-    char *const argv[] = {program, serve, listen, address, engine_socket,
-                          socket,  store, bytes,  NULL};
-    kvb_status_t status;
-
-    snprintf(socket, sizeof socket, "%s/engine.sock", r->dir);
-    snprintf(log, sizeof log, "%s/daemon.log", r->dir);
-    snprintf(bytes, sizeof bytes, "%s", r->fault == NULL ? STORE_BYTES : STORE_BYTES_FAULT);
-    if (kve_child_start(&r->daemon, "daemon", argv, log) != KVB_OK) {
-        return kve_rehearse_fail(r, "cannot start the daemon: %s", strerror(errno));
+    if (r->happening != NULL && strcmp(r->happening, "list") == 0) {
+        kve_happenings_list();
+        return 0;
     }
-    status = kve_child_await_text(&r->daemon, "kvplane ready ", url, sizeof url, START_MS,
-                                  &kve_rehearse_stop);
-    if (status != KVB_OK) {
-        return kve_rehearse_fail(r, "the daemon did not become ready: %s", kvb_status_text(status));
+    if (r->happening != NULL &&
+        kve_happening_of(r->happening, KVE_HAPPENS_NOTHING) == KVE_HAPPENING_COUNT) {
+        fprintf(stderr,
+                "kvplane rehearse: there is no cluster fault %s; --cluster-fault list shows them\n",
+                r->happening);
+        return 2;
     }
-    r->rest = kve_rest_open(url, &kve_rehearse_stop);
-    return r->rest != NULL || kve_rehearse_fail(r, "out of memory");
+    if (!r->cluster && (r->happening != NULL || r->happens_seconds > 0 || r->share_mib > 0)) {
+        fprintf(stderr, "kvplane rehearse: --cluster-fault, --fault-seconds and --daemon-share "
+                        "need --cluster\n");
+        return 2;
+    }
+    return -1;
 }
 
-static bool start_engine(struct kve_rehearsal *r, struct kve_side *side, bool tracks_lineage)
-{
-    static const char *const attached[] = {"attached", "refused", NULL};
-    char args[20][160];
-    char *argv[21];
-    char log[128];
-    size_t n = 0;
-    json_t *event;
-    kvb_status_t status;
-
-#define ARG(...)                                                                                   \
-    do {                                                                                           \
-        snprintf(args[n], sizeof args[n], __VA_ARGS__);                                            \
-        argv[n] = args[n];                                                                         \
-        n++;                                                                                       \
-    } while (0)
-    ARG("kvplane");
-    ARG("engine");
-    ARG("--instance=%s", side->instance);
-    ARG("--tenant=%s", TENANT);
-    ARG("--socket=%s/engine.sock", r->dir);
-    ARG("--weights-id=%" PRIu64, side->weights);
-    ARG("--weights-name=v%" PRIu64, side->weights);
-    ARG("--requests=%" PRIu32, r->requests);
-    ARG("--seed=%" PRIu64, r->seed);
-    ARG("--control=%d", KVE_CHILD_FD);
-    if (r->fault != NULL) {
-        ARG("--max-running=16"); /* many at a time: most of them are held */
-    }
-    if (tracks_lineage) {
-        ARG("--tracks-lineage");
-    }
-#undef ARG
-    if (r->trace_path != NULL) {
-        static char trace[4200];
-        snprintf(trace, sizeof trace, "--trace=%s", r->trace_path);
-        argv[n++] = trace;
-    }
-    argv[n] = NULL;
-    snprintf(log, sizeof log, "%s/engine-%s.log", r->dir, side->instance);
-    if (kve_child_start(&side->child, side->instance, argv, log) != KVB_OK) {
-        return kve_rehearse_fail(r, "cannot start engine %s: %s", side->instance, strerror(errno));
-    }
-    status = kve_child_await(&side->child, attached, 0, START_MS, &kve_rehearse_stop, &event);
-    if (status != KVB_OK) {
-        return kve_rehearse_fail(r, "engine %s did not attach: %s", side->instance,
-                                 kvb_status_text(status));
-    }
-    if (json_object_get(event, "text") != NULL) {
-        kve_rehearse_fail(r, "engine %s was refused: %s", side->instance,
-                          json_string_value(json_object_get(event, "text")));
-        json_decref(event);
-        return false;
-    }
-    json_decref(event);
-    return true;
-}
-
-static void stop_child(struct kve_rehearsal *r, struct kve_child *child)
-{
-    bool ran = child->pid > 0;
-
-    kve_child_stop(child);
-    if (ran && kve_rehearse_stop == 0 &&
-        !(WIFEXITED(child->exit_status) && WEXITSTATUS(child->exit_status) == 0)) {
-        kve_rehearse_fail(r, "%s ended badly (wait status 0x%x)", child->name, child->exit_status);
-    }
-}
+/* ---- what they leave ---- */
 
 static void show_log(const struct kve_rehearsal *r, const char *name)
 {
@@ -258,25 +201,29 @@ static void show_log(const struct kve_rehearsal *r, const char *name)
     }
 }
 
-/* Removes the directory and what is in it; before that, after a failure, shows the logs' ends. */
-static void remove_dir(const struct kve_rehearsal *r, bool show)
+/* After a failure, the logs' ends. */
+static void show_logs(const struct kve_rehearsal *r)
 {
     struct dirent *entry;
     DIR *dir = opendir(r->dir);
 
     while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) {
-            continue;
-        }
-        if (show && strstr(entry->d_name, ".log") != NULL) {
+        if (strstr(entry->d_name, ".log") != NULL) {
             show_log(r, entry->d_name);
         }
-        unlinkat(dirfd(dir), entry->d_name, 0);
     }
     if (dir != NULL) {
         closedir(dir);
     }
-    rmdir(r->dir);
+}
+
+static int remove_one(const char *path, const struct stat *stat, int type, struct FTW *ftw)
+{
+    (void)stat;
+    (void)type;
+    (void)ftw;
+    (void)remove(path);
+    return 0;
 }
 
 /* ---- the run ---- */
@@ -307,7 +254,7 @@ static bool play(struct kve_rehearsal *r)
 {
     uint32_t first = 0;
 
-    if (!start_daemon(r) || !start_engine(r, &r->a, false) || !start_engine(r, &r->b, true)) {
+    if (!kve_stage_start(r)) {
         return false;
     }
     kve_table_head(r);
@@ -323,29 +270,20 @@ static bool play(struct kve_rehearsal *r)
     return true;
 }
 
-static void add_counts(struct kve_counts *total, const struct kve_counts *counts)
-{
-#define X(name) total->name += counts->name;
-    KVE_COUNTERS(X)
-#undef X
-}
-
 static int rehearse(struct kve_rehearsal *r)
 {
     struct kve_counts total = {0};
-    bool ok = play(r);
+    bool ok = kve_stage_set(r) && play(r);
 
-    stop_child(r, &r->a.child);
-    stop_child(r, &r->b.child);
-    stop_child(r, &r->daemon);
+    kve_stage_end(r);
     for (uint32_t i = 0; i < r->nrows; i++) {
-        add_counts(&total, &r->rows[i].counts);
+        kve_counts_add(&total, &r->rows[i].counts, 1);
     }
     ok = ok && r->errors == 0 && total.errors == 0 && total.stale == 0 && total.torn == 0;
-    remove_dir(r, !ok && kve_rehearse_stop == 0 && total.stale + total.torn == 0);
-    if (r->rest != NULL) {
-        kve_rest_close(r->rest);
+    if (!ok && kve_rehearse_stop == 0 && total.stale + total.torn == 0) {
+        show_logs(r);
     }
+    nftw(r->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     kve_table_end(r, &total, ok);
     return ok ? 0 : 1;
 }
@@ -356,9 +294,8 @@ int kve_rehearse_main(int argc, char **argv)
         .steps = 12,
         .requests = 600,
         .seed = 1,
-        .daemon.fd = -1,
-        .a = {.child.fd = -1, .instance = "A", .weights = 1},
-        .b = {.child.fd = -1, .instance = "B", .weights = 1},
+        .a = {.instance = "A", .weights = 1},
+        .b = {.instance = "B", .weights = 1, .tracks_lineage = true},
         .last_weights = 1,
     };
     const struct sigaction action = {.sa_handler = on_signal};
@@ -373,13 +310,16 @@ int kve_rehearse_main(int argc, char **argv)
         return 2;
     }
     if (r.help) {
-        printf("usage: kvplane rehearse [options]\n\nPlays an RL run with a daemon and two "
-               "engines, and "
-               "checks every byte that is read.\n\n");
+        printf(
+            "usage: kvplane rehearse [options]\n\nPlays an RL run with two engines, on one machine "
+            "or on a cluster, and checks every byte that is read.\n\n");
         kve_options_help(options, SET_COUNT);
         return 0;
     }
     code = choose_fault(r.fault);
+    if (code < 0) {
+        code = choose_happening(&r);
+    }
     if (code >= 0) {
         return code;
     }

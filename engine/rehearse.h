@@ -3,17 +3,24 @@
 #define ENGINE_REHEARSE_H
 
 #include "child.h"
+#include "net.h"
 #include "rest.h"
 
 #include "engine.h"
 
 /*
- * The rehearsal: a daemon, two engines that share a tenant (A sleeps, B never does) and a trainer
- * that drives them through the REST API. Its own knowledge, which kvplane does not have, is which
- * weights each engine holds (the weights ids); from it follows what must hit and what must not.
+ * The rehearsal: two engines that share a tenant (A sleeps, B never does) and a trainer that drives
+ * them through the REST API. Its own knowledge, which kvplane does not have, is which weights each
+ * engine holds (the weights ids); from it follows what must hit and what must not.
  *
- *   rehearse.c        command line, processes, the run as a whole
+ * It is played on one of two stages: one machine (one daemon with its store, both engines beside
+ * it), or a cluster (etcd of three members, three store nodes, a daemon beside each engine), to
+ * which things happen while a step is played.
+ *
+ *   rehearse.c        command line, the run as a whole
+ *   rehearse_stage.c  the processes: what is started how
  *   rehearse_step.c   one step: the forms, the promises
+ *   rehearse_fault.c  what happens to a cluster
  *   rehearse_table.c  what is shown
  */
 
@@ -40,33 +47,98 @@ enum kve_naming {
 #undef X
 };
 
-struct kve_side {
+/* ---- the stage ---- */
+
+/* What tells that a process is ready. */
+enum kve_readiness {
+    KVE_READY_LINE,    /* a line `kvplane ready URL`; the URL is its REST API */
+    KVE_READY_HEALTH,  /* its URL is known; GET /health answers 200 */
+    KVE_READY_ATTACHED /* an engine: it says so itself */
+};
+
+#define KVE_ARGS_MAX 40
+struct kve_process {
+    char name[32];       /* also of its log */
+    const char *program; /* NULL: this one */
+    bool far;            /* lives behind the link that can be cut */
+    bool share;          /* holds memory of the store */
+    enum kve_readiness ready;
+    char *argv[KVE_ARGS_MAX + 1];
+    uint32_t nargs;
+    char url[128];
+    struct kve_rest *rest; /* to it; NULL: not ready, or it has none */
     struct kve_child child;
+    bool frozen;         /* by SIGSTOP */
+    uint64_t first_anon; /* anonymous bytes after the first tenant reset of this life; 0: not yet */
+};
+
+#define KVE_MEMBERS       3
+#define KVE_STORES        3
+#define KVE_PROCESSES_MAX (KVE_MEMBERS + KVE_STORES + 4)
+
+/* In the order in which they are started. */
+struct kve_stage {
+    struct kve_net net;
+    struct kve_process processes[KVE_PROCESSES_MAX];
+    uint32_t nprocesses;
+    struct kve_process *members, *stores; /* KVE_MEMBERS and KVE_STORES of them; NULL: none */
+};
+
+struct kve_side {
+    struct kve_process *engine, *daemon; /* both sides may have one daemon */
     const char *instance;
+    bool tracks_lineage;
     uint64_t weights; /* id it holds */
     char name[64];    /* what kvplane can know of it; "" = nothing vouches: it shares with nobody */
-    char version[64]; /* last version given */
+    struct kve_counts past; /* of earlier lives of its engine */
+};
+
+/* ---- the play ---- */
+
+/* What can happen to a cluster while a step is played. */
+#define KVE_HAPPENINGS(X)                                                                          \
+    X(STORE_KILLED, "store-killed", 5, "a store node gets kill -9, and is started again")          \
+    X(STORE_FROZEN, "store-frozen", 20, "a store node gets SIGSTOP, and goes on")                  \
+    X(STORE_CUT, "store-cut", 20, "the link to a store node goes down, and up again")              \
+    X(ETCD_MEMBER_KILLED, "etcd-member-killed", 10,                                                \
+      "the leader of etcd gets kill -9, and is started again")                                     \
+    X(ETCD_AWAY, "etcd-away", 30, "all of etcd is silent during a reset, a sleep and a wake")      \
+    X(DAEMON_KILLED, "daemon-killed", 30,                                                          \
+      "all of etcd is gone, and A's daemon gets kill -9 before it is back")                        \
+    X(ENGINE_KILLED, "engine-killed", 30,                                                          \
+      "all of etcd is gone, and engine A gets kill -9 before it is back")
+enum kve_happening {
+    KVE_HAPPENS_NOTHING,
+#define X(name, label, seconds, what) KVE_HAPPENS_##name,
+    KVE_HAPPENINGS(X)
+#undef X
+        KVE_HAPPENING_COUNT
 };
 
 struct kve_row {
     uint32_t step;
     const char *form, *naming;
+    const char *happening;    /* "" = none */
     uint64_t requests;        /* of the trace, finished */
     struct kve_counts counts; /* of both engines, all that was done in the step */
     uint64_t promised, kept;  /* blocks that had to hit, and did */
+    uint64_t hoped, had;      /* the same while something happened to the cluster: may miss */
     bool shared;              /* both held the same weights under one name at the end */
     double sleep_ms, wake_ms; /* negative: did not happen */
     uint64_t awake_bytes,
         asleep_bytes;     /* of A's regions, by the kernel; asleep: of released ones */
     uint64_t engine_rss;  /* of A while asleep, without regions; 0: not measured */
-    uint64_t daemon_anon; /* after a tenant reset; 0: there was none */
+    uint64_t daemon_anon; /* of A's, after a tenant reset; 0: there was none */
 };
 
 struct kve_rehearsal {
     /* asked for */
     const char *trace_path;
-    const char *fault;         /* NULL: none */
-    const char *serve_options; /* more options for the daemon, separated by spaces; NULL */
+    const char *fault; /* NULL: none */
+    bool cluster;
+    const char *happening;    /* NULL: all, in turn */
+    uint32_t happens_seconds; /* how long; 0: as the list above says */
+    uint32_t share_mib;       /* of each daemon of a cluster; 0: none */
     uint32_t steps, requests;
     uint64_t seed;
     bool json;
@@ -74,20 +146,26 @@ struct kve_rehearsal {
 
     struct kve_trace trace;
     char dir[64];
-    struct kve_child daemon;
+    struct kve_stage stage;
     struct kve_side a, b;
-    struct kve_rest *rest;
     uint64_t random;
     json_int_t last_id;
     uint64_t last_weights;
-    uint64_t first_engine_rss, first_daemon_anon;
+    uint64_t first_engine_rss;
+    bool away;    /* the coordinator is */
+    bool pending; /* and the daemons have noticed: answers must say so */
+    uint64_t happens_until_ns;
+    struct kve_process *struck; /* by what happens now; NULL: none */
+    uint32_t nhappened;
+    bool told_skipped;
 
     struct kve_row *rows; /* steps */
     uint32_t nrows;
     struct kve_row *row; /* the one that is played */
     uint64_t requests_done;
     uint64_t errors;
-    char story[1024]; /* of the first thing that went wrong */
+    char skipped[256]; /* why something did not happen; "" */
+    char story[1024];  /* of the first thing that went wrong */
     bool progress;
 };
 
@@ -95,11 +173,46 @@ extern volatile int kve_rehearse_stop; /* a signal came */
 
 /* Plays step `step`; requests [first, first + count) of the trace. False: it cannot go on. */
 bool kve_rehearse_step(struct kve_rehearsal *r, uint32_t step, uint32_t first, uint32_t count);
+/* What an engine has counted in all its life, as its stats command says; owned by the caller. */
+bool kve_side_stats(struct kve_rehearsal *r, struct kve_side *side, json_t **stats_p);
 
 /* Notes what went wrong: counts an error, keeps the first one's words. Returns false. */
 bool kve_rehearse_fail(struct kve_rehearsal *r, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 uint64_t kve_rehearse_draw(struct kve_rehearsal *r, uint64_t below);
+
+/* ---- rehearse_stage.c ---- */
+
+/* Sets up what is to be started, on one machine or on a cluster. */
+bool kve_stage_set(struct kve_rehearsal *r);
+/* Starts all of it, in order. */
+bool kve_stage_start(struct kve_rehearsal *r);
+/* Ends all of it, in reverse order; what ends badly is an error. */
+void kve_stage_end(struct kve_rehearsal *r);
+
+/* One of them: starts it, without waiting; waits until it is ready; both. */
+bool kve_process_spawn(struct kve_rehearsal *r, struct kve_process *process);
+bool kve_process_await(struct kve_rehearsal *r, struct kve_process *process);
+bool kve_process_start(struct kve_rehearsal *r, struct kve_process *process);
+void kve_process_kill(struct kve_process *process); /* KILL */
+void kve_process_freeze(struct kve_process *process, bool frozen);
+/* An engine, as a side's next life: with the weights it holds. */
+void kve_side_engine_args(struct kve_rehearsal *r, struct kve_side *side, bool fingerprint);
+
+/* ---- rehearse_fault.c ---- */
+
+void kve_happenings_list(void);
+/* What is asked for by "all", "none" or a label, where `planned` was to happen. COUNT: unknown. */
+enum kve_happening kve_happening_of(const char *label, enum kve_happening planned);
+const char *kve_happening_label(enum kve_happening happening); /* "": nothing */
+/* False: not here; told once, as `SKIP: `, and counted. */
+bool kve_happening_possible(struct kve_rehearsal *r, enum kve_happening happening);
+/* Begins it; goes on with it once A is awake again; tells when it has lasted long enough; ends it,
+ * and waits until the cluster is whole. */
+bool kve_happening_begin(struct kve_rehearsal *r, enum kve_happening happening);
+bool kve_happening_middle(struct kve_rehearsal *r, enum kve_happening happening);
+bool kve_happening_over(const struct kve_rehearsal *r);
+bool kve_happening_end(struct kve_rehearsal *r, enum kve_happening happening);
 
 void kve_table_progress(const struct kve_rehearsal *r, const char *what);
 void kve_table_head(const struct kve_rehearsal *r);

@@ -23,6 +23,7 @@
 
 #define RUN_MS         300000 /* bound of a run */
 #define OPEN_MS        20000  /* bound until an instance takes part again */
+#define CALL_MS        60000  /* bound of a call of the trainer's */
 #define STALLED_MAX    4      /* requests held halfway; fewer than an engine runs at a time */
 #define JUDGED_MAX     8      /* requests whose blocks are promised, of each side and step */
 #define HAIL           32     /* requests of a hail, of each side */
@@ -41,16 +42,32 @@
 struct plan {
     enum kve_form form;
     enum kve_naming naming;
+    enum kve_happening happening;
 };
 
 /* In turn. Every second one of a form tells kvplane something else. */
 static const struct plan plans[] = {
-    {KVE_FORM_SLEEP_1, KVE_NAMING_VERSION},     {KVE_FORM_SLEEP_2, KVE_NAMING_FINGERPRINT},
-    {KVE_FORM_RELEASE, KVE_NAMING_VERSION},     {KVE_FORM_RESET, KVE_NAMING_VERSION},
-    {KVE_FORM_NAP, KVE_NAMING_VERSION},         {KVE_FORM_SLEEP_2, KVE_NAMING_NONE},
-    {KVE_FORM_KEEP, KVE_NAMING_VERSION},        {KVE_FORM_PLAIN, KVE_NAMING_NONE},
-    {KVE_FORM_SLEEP_1, KVE_NAMING_FINGERPRINT}, {KVE_FORM_NAP, KVE_NAMING_FINGERPRINT},
-    {KVE_FORM_KEEP, KVE_NAMING_NONE},           {KVE_FORM_SLEEP_2, KVE_NAMING_VERSION},
+    {KVE_FORM_SLEEP_1, KVE_NAMING_VERSION, 0},     {KVE_FORM_SLEEP_2, KVE_NAMING_FINGERPRINT, 0},
+    {KVE_FORM_RELEASE, KVE_NAMING_VERSION, 0},     {KVE_FORM_RESET, KVE_NAMING_VERSION, 0},
+    {KVE_FORM_NAP, KVE_NAMING_VERSION, 0},         {KVE_FORM_SLEEP_2, KVE_NAMING_NONE, 0},
+    {KVE_FORM_KEEP, KVE_NAMING_VERSION, 0},        {KVE_FORM_PLAIN, KVE_NAMING_NONE, 0},
+    {KVE_FORM_SLEEP_1, KVE_NAMING_FINGERPRINT, 0}, {KVE_FORM_NAP, KVE_NAMING_FINGERPRINT, 0},
+    {KVE_FORM_KEEP, KVE_NAMING_NONE, 0},           {KVE_FORM_SLEEP_2, KVE_NAMING_VERSION, 0},
+};
+/* An engine or a daemon that died knows no version that it saw change: a fingerprint names. */
+static const struct plan cluster_plans[] = {
+    {KVE_FORM_SLEEP_1, KVE_NAMING_VERSION, KVE_HAPPENS_NOTHING},
+    {KVE_FORM_SLEEP_2, KVE_NAMING_FINGERPRINT, KVE_HAPPENS_STORE_KILLED},
+    {KVE_FORM_RESET, KVE_NAMING_FINGERPRINT, KVE_HAPPENS_ETCD_AWAY},
+    {KVE_FORM_KEEP, KVE_NAMING_VERSION, KVE_HAPPENS_STORE_FROZEN},
+    {KVE_FORM_RELEASE, KVE_NAMING_VERSION, KVE_HAPPENS_ETCD_MEMBER_KILLED},
+    {KVE_FORM_SLEEP_1, KVE_NAMING_FINGERPRINT, KVE_HAPPENS_DAEMON_KILLED},
+    {KVE_FORM_NAP, KVE_NAMING_FINGERPRINT, KVE_HAPPENS_STORE_CUT},
+    {KVE_FORM_SLEEP_2, KVE_NAMING_FINGERPRINT, KVE_HAPPENS_ENGINE_KILLED},
+    {KVE_FORM_SLEEP_2, KVE_NAMING_VERSION, KVE_HAPPENS_ETCD_AWAY},
+    {KVE_FORM_RESET, KVE_NAMING_VERSION, KVE_HAPPENS_STORE_CUT},
+    {KVE_FORM_PLAIN, KVE_NAMING_NONE, KVE_HAPPENS_STORE_FROZEN},
+    {KVE_FORM_SLEEP_1, KVE_NAMING_VERSION, KVE_HAPPENS_ETCD_AWAY},
 };
 #define TENANT_RESET_EVERY 4 /* steps */
 
@@ -79,7 +96,7 @@ static bool await(struct kve_rehearsal *r, struct kve_side *side, const char *co
                   json_int_t id, json_t **event_p)
 {
     kvb_status_t status =
-        kve_child_await(&side->child, names, id, RUN_MS, &kve_rehearse_stop, event_p);
+        kve_child_await(&side->engine->child, names, id, RUN_MS, &kve_rehearse_stop, event_p);
 
     if (status == KVB_ERR_CANCELED) {
         return kve_rehearse_fail(r, "interrupted");
@@ -99,7 +116,7 @@ static bool await(struct kve_rehearsal *r, struct kve_side *side, const char *co
 
 static bool tell(struct kve_rehearsal *r, struct kve_side *side, json_t *command)
 {
-    kvb_status_t status = kve_child_tell(&side->child, command);
+    kvb_status_t status = kve_child_tell(&side->engine->child, command);
 
     return status == KVB_OK || kve_rehearse_fail(r, "engine %s: cannot be told: %s", side->instance,
                                                  kvb_status_text(status));
@@ -168,7 +185,7 @@ static json_t *range(uint32_t first, uint32_t count)
     return list;
 }
 
-static bool stats(struct kve_rehearsal *r, struct kve_side *side, json_t **stats_p)
+bool kve_side_stats(struct kve_rehearsal *r, struct kve_side *side, json_t **stats_p)
 {
     json_int_t id = ++r->last_id;
     json_t *event;
@@ -184,36 +201,62 @@ static bool stats(struct kve_rehearsal *r, struct kve_side *side, json_t **stats
 
 /* ---- the trainer ---- */
 
-static bool rest(struct kve_rehearsal *r, double *ms, const json_t *body, const char *method,
-                 const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* What an answer must say of the shared store. */
+enum external {
+    ANY,     /* that it was done, if it says something of success */
+    LEFT,    /* the same, and while the coordinator is known to be away, that this is pending */
+    CLEARED, /* the same of a reset, which then is no success */
+};
 
-/* One call that must succeed; its time is added to *ms if that is not NULL. body is borrowed. */
-static bool rest(struct kve_rehearsal *r, double *ms, const json_t *body, const char *method,
-                 const char *format, ...)
+static bool is_answer(const struct kve_rehearsal *r, enum external external, const json_t *answer)
+{
+    const char *said = json_string_value(json_object_get(answer, "external"));
+    bool done = !json_is_false(json_object_get(answer, "success"));
+    bool pending = said != NULL && strcmp(said, "pending") == 0;
+
+    if (external == ANY || !r->away) {
+        return done;
+    }
+    return (pending || !r->pending) && (external == LEFT ? done : !done);
+}
+
+static bool rest(struct kve_rehearsal *r, const struct kve_side *side, enum external external,
+                 double *ms, const json_t *body, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
+
+/* A POST to a side's daemon that must be answered so; its time is added to *ms if that is not NULL.
+ * body is borrowed. */
+static bool rest(struct kve_rehearsal *r, const struct kve_side *side, enum external external,
+                 double *ms, const json_t *body, const char *format, ...)
 {
     uint64_t began_ns = kvb_now_ns(&kvb_clock_real);
     char path[256], *text;
     long http_status = 0;
     json_t *answer = NULL;
     kvb_status_t status;
+    double took_ms;
     va_list args;
 
     va_start(args, format);
     vsnprintf(path, sizeof path, format, args);
     va_end(args);
-    status = kve_rest_call(r->rest, method, path, body, &http_status, &answer);
+    status = kve_rest_call(side->daemon->rest, "POST", path, body, &http_status, &answer);
+    took_ms = (double)(kvb_now_ns(&kvb_clock_real) - began_ns) / 1e6;
     if (ms != NULL) {
-        *ms = (*ms < 0 ? 0 : *ms) + (double)(kvb_now_ns(&kvb_clock_real) - began_ns) / 1e6;
+        *ms = (*ms < 0 ? 0 : *ms) + took_ms;
     }
-    if (status == KVB_OK && http_status == 200 &&
-        !json_is_false(json_object_get(answer, "success"))) {
+    if (status == KVB_OK && http_status == 200 && is_answer(r, external, answer) &&
+        took_ms < CALL_MS) {
         json_decref(answer);
         return true;
     }
     text = answer == NULL ? NULL : json_dumps(answer, JSON_COMPACT);
-    kve_rehearse_fail(r, "%s %s: %s, %ld %.600s", method, path,
-                      status == KVB_OK ? "not done" : kvb_status_text(status), http_status,
-                      text == NULL ? "" : text);
+    kve_rehearse_fail(r, "step %" PRIu32 " (%s%s%s): POST %s after %.0f ms%s: %s, %ld %.600s",
+                      r->row->step, r->row->form, r->row->happening[0] == '\0' ? "" : ", ",
+                      r->row->happening, path, took_ms,
+                      r->pending ? ", with the coordinator away" : "",
+                      status == KVB_OK ? "not the answer it should be" : kvb_status_text(status),
+                      http_status, text == NULL ? "" : text);
     free(text);
     json_decref(answer);
     return false;
@@ -237,9 +280,9 @@ static bool update_bracket(struct kve_rehearsal *r, struct kve_side *side, uint6
     version_of(weights, version);
     end = naming == KVE_NAMING_VERSION ? json_pack("{s:s}", "weight_version", version)
                                        : json_object();
-    done = rest(r, NULL, NULL, "POST", "/start_weight_update?instance=%s", side->instance) &&
-           rest(r, NULL, update, "POST", "/update_weights?instance=%s", side->instance) &&
-           rest(r, NULL, end, "POST", "/finish_weight_update?instance=%s", side->instance);
+    done = rest(r, side, ANY, NULL, NULL, "/start_weight_update?instance=%s", side->instance) &&
+           rest(r, side, ANY, NULL, update, "/update_weights?instance=%s", side->instance) &&
+           rest(r, side, ANY, NULL, end, "/finish_weight_update?instance=%s", side->instance);
     json_decref(update);
     json_decref(end);
     return done;
@@ -253,12 +296,12 @@ static bool update_rpc(struct kve_rehearsal *r, struct kve_side *side, uint64_t 
     json_t *load = json_pack("{s:s,s:{s:I}}", "method", "reload_weights", "kwargs", "weights_id",
                              (json_int_t)weights);
     json_t *name;
-    bool done = rest(r, NULL, load, "POST", "/collective_rpc?instance=%s", side->instance);
+    bool done = rest(r, side, ANY, NULL, load, "/collective_rpc?instance=%s", side->instance);
 
     version_of(weights, version);
     name = json_pack("{s:s}", "new_version", version);
     if (done && naming == KVE_NAMING_VERSION) {
-        done = rest(r, NULL, name, "POST", "/update_weight_version?instance=%s", side->instance);
+        done = rest(r, side, ANY, NULL, name, "/update_weight_version?instance=%s", side->instance);
     }
     json_decref(load);
     json_decref(name);
@@ -322,10 +365,13 @@ static bool await_open(struct kve_rehearsal *r, struct kve_side *side)
         struct timespec pause = {.tv_nsec = 2000000};
         long http_status = 0;
         json_t *answer = NULL;
-        kvb_status_t status = kve_rest_call(r->rest, "GET", path, NULL, &http_status, &answer);
+        kvb_status_t status =
+            kve_rest_call(side->daemon->rest, "GET", path, NULL, &http_status, &answer);
         const json_t *lineage = json_object_get(answer, "lineage");
-        bool open = json_is_true(json_object_get(lineage, "open")) &&
-                    (side->name[0] == '\0' || json_object_get(lineage, "weights_name") != NULL);
+        /* Without the coordinator nobody learns what its name stands for. */
+        bool named =
+            side->name[0] == '\0' || r->away || json_object_get(lineage, "weights_name") != NULL;
+        bool open = json_is_true(json_object_get(lineage, "open")) && named;
         char *text;
         if (open) {
             json_decref(answer);
@@ -349,12 +395,18 @@ static bool await_open(struct kve_rehearsal *r, struct kve_side *side)
 
 static bool region_bytes(struct kve_rehearsal *r, const char *tag, uint64_t *bytes_p)
 {
-    const pid_t pids[] = {r->daemon.pid, r->a.child.pid, r->b.child.pid};
+    pid_t pids[KVE_PROCESSES_MAX];
+    size_t npids = 0;
     char prefix[64];
 
+    for (uint32_t i = 0; i < r->stage.nprocesses; i++) {
+        if (r->stage.processes[i].child.pid > 0) {
+            pids[npids++] = r->stage.processes[i].child.pid;
+        }
+    }
     snprintf(prefix, sizeof prefix, "kve-%s-%s", r->a.instance, tag);
-    if (kve_kernel_memfd_bytes(pids, 3, prefix, bytes_p) != KVB_OK) {
-        return kve_rehearse_fail(r, "cannot read /proc of the daemon and the engines");
+    if (kve_kernel_memfd_bytes(pids, npids, prefix, bytes_p) != KVB_OK) {
+        return kve_rehearse_fail(r, "cannot read /proc of the processes");
     }
     return true;
 }
@@ -369,7 +421,7 @@ static bool judge_asleep(struct kve_rehearsal *r, bool weights_too)
         return false;
     }
     r->row->asleep_bytes = kv_cache + (weights_too ? weights : 0);
-    if (kve_kernel_process_memory(r->a.child.pid, &memory) != KVB_OK) {
+    if (kve_kernel_process_memory(r->a.engine->child.pid, &memory) != KVB_OK) {
         return kve_rehearse_fail(r, "cannot read /proc of engine %s", r->a.instance);
     }
     r->row->engine_rss = memory.anon + memory.file;
@@ -392,61 +444,84 @@ static bool judge_asleep(struct kve_rehearsal *r, bool weights_too)
     return true;
 }
 
-/* Space comes back in small steps: until the store says that none is used. */
-static bool await_empty(struct kve_rehearsal *r)
+/* Space comes back in small steps: until this part of the store says that none is used. */
+static bool await_share_empty(struct kve_rehearsal *r, const struct kve_process *process,
+                              const char *after)
 {
     static const char used[] = "\nkvplane_store_used_bytes ";
     uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, EMPTY_MS);
 
     for (;;) {
-        struct timespec pause = {.tv_nsec = 5000000};
+        const struct timespec pause = {.tv_nsec = 5000000};
         long http_status = 0;
         json_t *answer = NULL;
         kvb_status_t status =
-            kve_rest_call(r->rest, "GET", "/metrics", NULL, &http_status, &answer);
-        const char *line = status == KVB_OK ? strstr(kve_rest_text(r->rest), used) : NULL;
+            kve_rest_call(process->rest, "GET", "/metrics", NULL, &http_status, &answer);
+        const char *line = status == KVB_OK ? strstr(kve_rest_text(process->rest), used) : NULL;
         json_decref(answer);
         if (line == NULL) {
-            return kve_rehearse_fail(r, "GET /metrics: %s, %ld, no store there",
-                                     kvb_status_text(status), http_status);
+            return kve_rehearse_fail(r, "GET /metrics of %s: %s, %ld, no store there",
+                                     process->name, kvb_status_text(status), http_status);
         }
         if (strtod(line + sizeof used - 1, NULL) == 0) {
             return true;
         }
         if (kvb_now_ns(&kvb_clock_real) > deadline_ns) {
-            return kve_rehearse_fail(r,
-                                     "after the tenant's reset %.40s bytes of the store stay used",
-                                     line + sizeof used - 1);
+            return kve_rehearse_fail(r, "step %" PRIu32 ": %s, %.40s bytes of %s stay used",
+                                     r->row->step, after, line + sizeof used - 1, process->name);
         }
         nanosleep(&pause, NULL);
     }
 }
 
-static bool tenant_reset(struct kve_rehearsal *r)
+static bool await_empty(struct kve_rehearsal *r, const char *after)
+{
+    bool empty = true;
+
+    for (uint32_t i = 0; i < r->stage.nprocesses && empty; i++) {
+        const struct kve_process *process = &r->stage.processes[i];
+        empty = !process->share || await_share_empty(r, process, after);
+    }
+    return empty;
+}
+
+/* Of what serves: nothing grows from one tenant's reset to the next. */
+static bool judge_growth(struct kve_rehearsal *r, struct kve_process *process)
 {
     struct kve_kernel_memory memory;
 
-    if (!rest(r, NULL, NULL, "POST", "/v1/kvplane/tenants/rehearsal/reset") ||
-        !await_open(r, &r->a) || !await_open(r, &r->b) || !await_empty(r)) {
-        return false;
+    if (kve_kernel_process_memory(process->child.pid, &memory) != KVB_OK) {
+        return kve_rehearse_fail(r, "cannot read /proc of %s", process->name);
     }
-    if (kve_kernel_process_memory(r->daemon.pid, &memory) != KVB_OK) {
-        return kve_rehearse_fail(r, "cannot read /proc of the daemon");
+    if (process == r->a.daemon) {
+        r->row->daemon_anon = memory.anon;
     }
-    r->row->daemon_anon = memory.anon;
     if (r->fault != NULL) {
         return true;
     }
-    if (r->first_daemon_anon == 0) {
-        r->first_daemon_anon = memory.anon;
-    } else if (JUDGE_GROWTH && memory.anon > r->first_daemon_anon + SLACK_BYTES) {
+    if (process->first_anon == 0) {
+        process->first_anon = memory.anon;
+    } else if (JUDGE_GROWTH && memory.anon > process->first_anon + SLACK_BYTES) {
         kve_rehearse_fail(
             r,
-            "step %" PRIu32 ": the daemon has %" PRIu64
+            "step %" PRIu32 ": %s has %" PRIu64
             " anonymous bytes after the tenant's reset, the first time it was %" PRIu64,
-            r->row->step, memory.anon, r->first_daemon_anon);
+            r->row->step, process->name, memory.anon, process->first_anon);
     }
     return true;
+}
+
+static bool tenant_reset(struct kve_rehearsal *r)
+{
+    bool done = rest(r, &r->a, ANY, NULL, NULL, "/v1/kvplane/tenants/rehearsal/reset") &&
+                await_open(r, &r->a) && await_open(r, &r->b) &&
+                await_empty(r, "after the tenant's reset");
+
+    for (uint32_t i = 0; i < r->stage.nprocesses && done; i++) {
+        struct kve_process *process = &r->stage.processes[i];
+        done = process->ready != KVE_READY_LINE || judge_growth(r, process);
+    }
+    return done;
 }
 
 /* ---- the way to the next weights ---- */
@@ -469,16 +544,23 @@ static bool update_b(struct kve_rehearsal *r, const struct way *way)
         return true;
     }
     if (keep) {
-        done = rest(r, NULL, NULL, "POST", "/pause?mode=keep&clear_cache=false&instance=%s",
+        done = rest(r, b, ANY, NULL, NULL, "/pause?mode=keep&clear_cache=false&instance=%s",
                     b->instance);
     }
     done = done && (way->bracket ? update_bracket(r, b, way->weights, way->plan.naming)
                                  : update_rpc(r, b, way->weights, way->plan.naming));
     if (done && keep) {
-        done = rest(r, NULL, NULL, "POST", "/resume?instance=%s", b->instance);
+        done = rest(r, b, ANY, NULL, NULL, "/resume?instance=%s", b->instance);
     }
     named(b, way->weights, way->plan.naming);
     return done;
+}
+
+static bool reset_external(struct kve_rehearsal *r, struct kve_side *side, double *ms)
+{
+    return rest(r, side, CLEARED, ms, NULL,
+                "/reset_prefix_cache?reset_external=true&reset_running_requests=true&instance=%s",
+                side->instance);
 }
 
 /* A's way until it lies down. */
@@ -490,21 +572,19 @@ static bool lie_down(struct kve_rehearsal *r, const struct way *way)
     switch (way->plan.form) {
     case KVE_FORM_SLEEP_1:
     case KVE_FORM_NAP:
-        return rest(r, ms, NULL, "POST", "/pause?mode=%s&instance=%s", way->mode, a) &&
-               rest(r, ms, NULL, "POST", "/sleep?level=1&instance=%s", a);
+        return rest(r, &r->a, LEFT, ms, NULL, "/pause?mode=%s&instance=%s", way->mode, a) &&
+               rest(r, &r->a, LEFT, ms, NULL, "/sleep?level=1&instance=%s", a);
     case KVE_FORM_SLEEP_2:
-        return rest(r, ms, NULL, "POST", "/sleep?level=2&mode=%s&instance=%s", way->mode, a);
+        return rest(r, &r->a, LEFT, ms, NULL, "/sleep?level=2&mode=%s&instance=%s", way->mode, a);
     case KVE_FORM_RELEASE:
-        return rest(r, ms, NULL, "POST", "/pause?mode=abort&instance=%s", a) &&
-               rest(r, ms, NULL, "POST", "/release_kv_cache_memory?instance=%s", a);
+        return rest(r, &r->a, LEFT, ms, NULL, "/pause?mode=abort&instance=%s", a) &&
+               rest(r, &r->a, LEFT, ms, NULL, "/release_kv_cache_memory?instance=%s", a);
     case KVE_FORM_PLAIN:
-        return rest(r, ms, NULL, "POST", "/pause?mode=abort&instance=%s", a);
+        return rest(r, &r->a, LEFT, ms, NULL, "/pause?mode=abort&instance=%s", a);
     case KVE_FORM_KEEP:
-        return rest(r, ms, NULL, "POST", "/pause?mode=keep&clear_cache=false&instance=%s", a);
+        return rest(r, &r->a, ANY, ms, NULL, "/pause?mode=keep&clear_cache=false&instance=%s", a);
     case KVE_FORM_RESET:
-        return rest(
-            r, ms, NULL, "POST",
-            "/reset_prefix_cache?reset_external=true&reset_running_requests=true&instance=%s", a);
+        return reset_external(r, &r->a, ms);
     }
     return false;
 }
@@ -519,35 +599,36 @@ static bool get_up(struct kve_rehearsal *r, const struct way *way)
     version_of(way->weights, version);
     switch (way->plan.form) {
     case KVE_FORM_SLEEP_1:
-        done = rest(r, ms, NULL, "POST", "/wake_up?tags=weights&instance=%s", a) &&
+        done = rest(r, &r->a, ANY, ms, NULL, "/wake_up?tags=weights&instance=%s", a) &&
                update_bracket(r, &r->a, way->weights, way->plan.naming) &&
-               rest(r, ms, NULL, "POST", "/wake_up?tags=kv_cache&instance=%s", a) &&
-               rest(r, ms, NULL, "POST", "/resume?instance=%s", a);
+               rest(r, &r->a, ANY, ms, NULL, "/wake_up?tags=kv_cache&instance=%s", a) &&
+               rest(r, &r->a, ANY, ms, NULL, "/resume?instance=%s", a);
         break;
     case KVE_FORM_SLEEP_2:
         /* The wake of the last tag ends the update and starts the scheduler: no resume. */
-        done = rest(r, ms, NULL, "POST", "/wake_up?tags=weights&instance=%s", a) &&
+        done = rest(r, &r->a, ANY, ms, NULL, "/wake_up?tags=weights&instance=%s", a) &&
                update_rpc(r, &r->a, way->weights, way->plan.naming) &&
-               rest(r, ms, NULL, "POST", "/wake_up?tags=kv_cache&instance=%s", a);
+               rest(r, &r->a, ANY, ms, NULL, "/wake_up?tags=kv_cache&instance=%s", a);
         break;
     case KVE_FORM_RELEASE:
         done = update_bracket(r, &r->a, way->weights, way->plan.naming) &&
-               rest(r, ms, NULL, "POST", "/wake_up?tags=kv_cache&instance=%s", a);
+               rest(r, &r->a, ANY, ms, NULL, "/wake_up?tags=kv_cache&instance=%s", a);
         break;
     case KVE_FORM_NAP:
         /* Nothing was loaded; the version says so once more, or the fingerprint does. */
         done = way->plan.naming == KVE_NAMING_VERSION
-                   ? rest(r, ms, NULL, "POST", "/wake_up?weight_version=%s&instance=%s", version, a)
-                   : rest(r, ms, NULL, "POST", "/wake_up?instance=%s", a);
+                   ? rest(r, &r->a, ANY, ms, NULL, "/wake_up?weight_version=%s&instance=%s",
+                          version, a)
+                   : rest(r, &r->a, ANY, ms, NULL, "/wake_up?instance=%s", a);
         break;
     case KVE_FORM_PLAIN:
         done = update_bracket(r, &r->a, way->weights, way->plan.naming) &&
-               rest(r, ms, NULL, "POST", "/resume?instance=%s", a);
+               rest(r, &r->a, ANY, ms, NULL, "/resume?instance=%s", a);
         break;
     case KVE_FORM_KEEP:
         done = (way->bracket ? update_bracket(r, &r->a, way->weights, way->plan.naming)
                              : update_rpc(r, &r->a, way->weights, way->plan.naming)) &&
-               rest(r, ms, NULL, "POST", "/resume?instance=%s", a);
+               rest(r, &r->a, ANY, ms, NULL, "/resume?instance=%s", a);
         break;
     case KVE_FORM_RESET:
         return true; /* the names of both stay */
@@ -568,10 +649,17 @@ static uint64_t blocks_of(const struct kve_rehearsal *r, uint32_t first, uint32_
     return n;
 }
 
+/* What is expected of blocks that are read again. */
+enum promise {
+    NOTHING,
+    HOPED, /* something happens to the cluster: each may miss */
+    PROMISED
+};
+
 /* Reads requests again from the store alone. Always done, also where nothing is promised: what
  * comes is checked all the same. */
 static bool read_again(struct kve_rehearsal *r, struct kve_side *side, uint32_t first,
-                       uint32_t count, bool promised, const char *whose)
+                       uint32_t count, enum promise promise, const char *whose)
 {
     struct kve_counts counts = {0};
     uint64_t blocks = blocks_of(r, first, count);
@@ -582,7 +670,12 @@ static bool read_again(struct kve_rehearsal *r, struct kve_side *side, uint32_t 
         !finish(r, &run, NULL, &counts)) {
         return false;
     }
-    if (!promised || r->fault != NULL) {
+    if (promise == NOTHING || r->fault != NULL) {
+        return true;
+    }
+    if (promise == HOPED) {
+        r->row->hoped += blocks;
+        r->row->had += counts.hits;
         return true;
     }
     r->row->promised += blocks;
@@ -652,7 +745,7 @@ static bool await_loading(struct kve_rehearsal *r)
     for (int i = 0; i < LOADING_TRIES && !done; i++) {
         struct timespec pause = {.tv_nsec = 1000000};
         json_t *object;
-        if (!stats(r, &r->a, &object)) {
+        if (!kve_side_stats(r, &r->a, &object)) {
             return false;
         }
         done = json_integer_value(json_object_get(object, "loading")) >= LOADING_WANTED;
@@ -704,7 +797,7 @@ static bool start_rollout(struct kve_rehearsal *r, struct rollout *rollout, uint
         }
         /* Prompts that hit entirely end without stalling: finish() wants to see that again. */
         if (strcmp(json_string_value(json_object_get(event, "event")), "done") == 0) {
-            json_array_append(late->side->child.events, event);
+            json_array_append(late->side->engine->child.events, event);
         }
         json_decref(event);
     }
@@ -734,7 +827,7 @@ static bool check_held(struct kve_rehearsal *r, struct kve_side *side)
     json_t *object;
     uint64_t held;
 
-    if (!stats(r, side, &object)) {
+    if (!kve_side_stats(r, side, &object)) {
         return false;
     }
     held = (uint64_t)json_integer_value(json_object_get(object, "weights_id"));
@@ -754,10 +847,11 @@ static bool add_stats(struct kve_rehearsal *r, struct kve_counts *counts)
     for (size_t i = 0; i < 2; i++) {
         const char *story;
         json_t *object;
-        if (!stats(r, sides[i], &object)) {
+        if (!kve_side_stats(r, sides[i], &object)) {
             return false;
         }
         kve_counts_add_json(counts, object);
+        kve_counts_add(counts, &sides[i]->past, 1);
         story = json_string_value(json_object_get(object, "story"));
         if (story != NULL && story[0] != '\0' && r->story[0] == '\0') {
             snprintf(r->story, sizeof r->story, "step %" PRIu32 " (%s, %s): %s", r->row->step,
@@ -768,14 +862,16 @@ static bool add_stats(struct kve_rehearsal *r, struct kve_counts *counts)
     return true;
 }
 
-static void subtract(struct kve_counts *counts, const struct kve_counts *before)
+/* A node that cannot be reached is a miss. */
+static bool judge_answers(struct kve_rehearsal *r)
 {
-#define X(name) counts->name -= before->name;
-    KVE_COUNTERS(X)
-#undef X
-    for (size_t i = 0; i < KVE_MISS_COUNT; i++) {
-        counts->missed[i] -= before->missed[i];
-    }
+    uint64_t other = r->row->counts.missed[KVE_MISS_other];
+
+    return !r->cluster || other == 0 ||
+           kve_rehearse_fail(r,
+                             "step %" PRIu32 " (%s, %s): %" PRIu64
+                             " blocks were answered with an error that is no miss",
+                             r->row->step, r->row->form, r->row->happening, other);
 }
 
 /* The way itself; B's update falls before, into or after A's. */
@@ -801,7 +897,7 @@ static bool read_late(struct kve_rehearsal *r, const struct rollout *rollout)
     struct kve_side *sides[] = {&r->a, &r->b};
 
     for (size_t i = 0; i < 4; i++) {
-        if (!read_again(r, sides[i / 2], rollout->first_late[i % 2], rollout->nlate[i % 2], false,
+        if (!read_again(r, sides[i / 2], rollout->first_late[i % 2], rollout->nlate[i % 2], NOTHING,
                         sides[i % 2]->instance)) {
             return false;
         }
@@ -809,11 +905,18 @@ static bool read_late(struct kve_rehearsal *r, const struct rollout *rollout)
     return true;
 }
 
-static bool after(struct kve_rehearsal *r, uint32_t first, uint32_t na, uint32_t nb)
+/* What runs after the way: of the trace, A's requests and then B's. */
+struct span {
+    uint32_t first, na, nb;
+};
+
+static bool after(struct kve_rehearsal *r, struct span span, enum promise promise)
 {
-    uint32_t a_judged = at_most(na, JUDGED_MAX), b_judged = at_most(nb, JUDGED_MAX);
+    uint32_t first = span.first, first_b = span.first + span.na;
+    uint32_t a_judged = at_most(span.na, JUDGED_MAX), b_judged = at_most(span.nb, JUDGED_MAX);
     bool shared =
         r->a.weights == r->b.weights && r->a.name[0] != '\0' && strcmp(r->a.name, r->b.name) == 0;
+    enum promise both = shared ? promise : NOTHING;
     struct run runs[4];
     struct hail hail;
 
@@ -821,9 +924,10 @@ static bool after(struct kve_rehearsal *r, uint32_t first, uint32_t na, uint32_t
     kve_table_progress(r, "rollout");
     if (!start_hail(r, &hail, first, first) ||
         !start(r, &runs[0], &r->a, range(first, a_judged), true, false, false) ||
-        !start(r, &runs[1], &r->b, range(first + na, b_judged), true, false, false) ||
-        !start(r, &runs[2], &r->a, range(first + a_judged, na - a_judged), true, true, false) ||
-        !start(r, &runs[3], &r->b, range(first + na + b_judged, nb - b_judged), true, true,
+        !start(r, &runs[1], &r->b, range(first_b, b_judged), true, false, false) ||
+        !start(r, &runs[2], &r->a, range(first + a_judged, span.na - a_judged), true, true,
+               false) ||
+        !start(r, &runs[3], &r->b, range(first_b + b_judged, span.nb - b_judged), true, true,
                false)) {
         return false;
     }
@@ -833,15 +937,85 @@ static bool after(struct kve_rehearsal *r, uint32_t first, uint32_t na, uint32_t
         }
     }
     kve_table_progress(r, "promises");
-    return read_again(r, &r->b, first, a_judged, shared, "A") &&
-           read_again(r, &r->a, first + na, b_judged, shared, "B") &&
-           read_again(r, &r->a, first, a_judged, true, "A") &&
-           read_again(r, &r->b, first + na, b_judged, true, "B") && end_hail(r, &hail);
+    return read_again(r, &r->b, first, a_judged, both, "A") &&
+           read_again(r, &r->a, first_b, b_judged, both, "B") &&
+           read_again(r, &r->a, first, a_judged, promise, "A") &&
+           read_again(r, &r->b, first_b, b_judged, promise, "B") && end_hail(r, &hail);
+}
+
+/* What a reset cleared, or was put before by others under another state: the store has none of it
+ * for this side. Bytes cannot tell, the weights are the same. */
+static bool judge_cleared(struct kve_rehearsal *r, struct kve_side *side, uint32_t index)
+{
+    struct kve_counts counts = {0};
+    struct run run;
+
+    if (!start(r, &run, side, range(index, 1), false, false, false) ||
+        !finish(r, &run, NULL, &counts)) {
+        return false;
+    }
+    if (counts.hits > 0) {
+        r->row->counts.stale += counts.hits;
+        return kve_rehearse_fail(
+            r, "step %" PRIu32 " (%s, %s): %s got %" PRIu64 " blocks that its reset had cleared",
+            r->row->step, r->row->form, r->row->happening, side->instance, counts.hits);
+    }
+    return true;
+}
+
+/* Goes on under what happens for as long as it lasts, and after it until the cluster is whole. */
+static bool endure(struct kve_rehearsal *r, const struct way *way, struct span span)
+{
+    enum kve_happening happening = way->plan.happening;
+    bool b_too = kve_rehearse_draw(r, 2) == 0;
+    bool away = r->away;
+    pid_t engine = r->a.engine->child.pid;
+    struct run run;
+
+    if (!after(r, span, HOPED)) {
+        return false;
+    }
+    if (away &&
+        (!reset_external(r, &r->a, NULL) || !judge_cleared(r, &r->a, span.first) ||
+         (b_too && (!reset_external(r, &r->b, NULL) || !judge_cleared(r, &r->b, span.first))))) {
+        return false;
+    }
+    if (!start(r, &run, &r->a, range(span.first, span.na), false, false, false) ||
+        !kve_happening_middle(r, happening)) {
+        return false;
+    }
+    if (r->a.engine->child.pid != engine) {
+        run.id = 0; /* it went with its engine, whose next life knows of nobody's bytes */
+        for (uint64_t weights = 1; weights <= r->last_weights; weights++) {
+            if (!see(r, &r->a, weights)) {
+                return false;
+            }
+        }
+    }
+    if (!finish(r, &run, NULL, NULL) || !await_open(r, &r->a) ||
+        (r->a.engine->child.pid != engine && !judge_cleared(r, &r->a, span.first))) {
+        return false;
+    }
+    while (!kve_happening_over(r)) {
+        if (!after(r, span, HOPED)) {
+            return false;
+        }
+    }
+    if (!kve_happening_end(r, happening) || !await_open(r, &r->a) || !await_open(r, &r->b)) {
+        return false;
+    }
+    /* Both have their names again, and nothing was put under them yet. */
+    return !away || r->a.name[0] == '\0' || r->b.name[0] == '\0' ||
+           (await_empty(r, "after the coordinator was back") &&
+            judge_cleared(r, &r->a, span.first));
 }
 
 static bool play(struct kve_rehearsal *r, const struct way *way, uint32_t first, uint32_t count)
 {
     uint32_t quarter = count / 4;
+    const struct span span = {first + 2 * quarter, count - 3 * quarter, quarter};
+    enum kve_happening happening = way->plan.happening;
+    bool early = happening != KVE_HAPPENS_NOTHING && kve_rehearse_draw(r, 2) == 0;
     bool keep = way->plan.form == KVE_FORM_KEEP;
     /* Only where a resume will come for them. */
     bool stall_a = keep || (r->fault == NULL && way->bracket && way->plan.form != KVE_FORM_RESET);
@@ -852,33 +1026,53 @@ static bool play(struct kve_rehearsal *r, const struct way *way, uint32_t first,
     return set_fingerprint(r, &r->a, way->plan.naming == KVE_NAMING_FINGERPRINT) &&
            set_fingerprint(r, &r->b, way->plan.naming == KVE_NAMING_FINGERPRINT) &&
            see(r, &r->a, way->weights) && see(r, &r->b, way->weights) &&
-           start_rollout(r, &rollout, first, quarter, quarter, stall_a, stall_b) && go(r, way) &&
-           end_rollout(r, &rollout) && await_open(r, &r->a) && await_open(r, &r->b) &&
-           check_held(r, &r->a) && check_held(r, &r->b) && read_late(r, &rollout) &&
-           after(r, first + 2 * quarter, count - 3 * quarter, quarter);
+           (!early || kve_happening_begin(r, happening)) &&
+           start_rollout(r, &rollout, first, quarter, quarter, stall_a, stall_b) &&
+           (early || kve_happening_begin(r, happening)) && go(r, way) && end_rollout(r, &rollout) &&
+           await_open(r, &r->a) && await_open(r, &r->b) && check_held(r, &r->a) &&
+           check_held(r, &r->b) && read_late(r, &rollout) &&
+           (happening == KVE_HAPPENS_NOTHING || endure(r, way, span)) && after(r, span, PROMISED);
+}
+
+static struct plan plan_of(const struct kve_rehearsal *r, uint32_t step)
+{
+    struct plan plan;
+
+    if (!r->cluster) {
+        return plans[step % (sizeof plans / sizeof plans[0])];
+    }
+    plan = cluster_plans[step % (sizeof cluster_plans / sizeof cluster_plans[0])];
+    if (plan.happening != KVE_HAPPENS_NOTHING && r->happening != NULL) {
+        plan.happening = kve_happening_of(r->happening, plan.happening);
+    }
+    return plan;
 }
 
 bool kve_rehearse_step(struct kve_rehearsal *r, uint32_t step, uint32_t first, uint32_t count)
 {
-    struct way way = {.plan = plans[step % (sizeof plans / sizeof plans[0])]};
+    struct way way = {.plan = plan_of(r, step)};
     struct kve_counts before = {0};
-    bool done;
+    bool done, reset;
 
+    if (!kve_happening_possible(r, way.plan.happening)) {
+        way.plan.happening = KVE_HAPPENS_NOTHING;
+    }
     r->row = &r->rows[r->nrows++];
     *r->row = (struct kve_row){.step = step + 1,
                                .form = forms[way.plan.form].label,
                                .naming = namings[way.plan.naming],
+                               .happening = kve_happening_label(way.plan.happening),
                                .sleep_ms = -1,
                                .wake_ms = -1};
     way.weights = forms[way.plan.form].updates ? ++r->last_weights : r->a.weights;
     way.bracket = kve_rehearse_draw(r, 2) == 0;
     way.mode = kve_rehearse_draw(r, 4) == 0 ? "abort" : "keep";
-    done = add_stats(r, &before) && play(r, &way, first, count) &&
-           ((step + 1) % TENANT_RESET_EVERY != 0 || tenant_reset(r));
+    reset = (step + 1) % TENANT_RESET_EVERY == 0 || way.plan.happening != KVE_HAPPENS_NOTHING;
+    done = add_stats(r, &before) && play(r, &way, first, count) && (!reset || tenant_reset(r));
     /* What was counted is shown also when the step broke off. */
     if (!add_stats(r, &r->row->counts)) {
         return false;
     }
-    subtract(&r->row->counts, &before);
-    return done;
+    kve_counts_add(&r->row->counts, &before, -1);
+    return done && judge_answers(r);
 }

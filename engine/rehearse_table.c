@@ -26,10 +26,13 @@ void kve_table_head(const struct kve_rehearsal *r)
     if (r->json) {
         return;
     }
-    printf("%4s %-14s %-11s %6s %7s %7s %7s %6s %6s %6s %7s %6s %8s %8s %8s %7s %7s %9s %9s  %s\n",
-           "step", "form", "told", "reqs", "lookup", "hit", "absent", "closed", "fenced", "other",
-           "put", "fenced", "got MiB", "put MiB", "promised", "sleep", "wake", "awake", "asleep",
-           "shared");
+    printf("%4s %-14s %-11s ", "step", "form", "told");
+    if (r->cluster) {
+        printf("%-18s %9s ", "happens", "hoped");
+    }
+    printf("%6s %7s %7s %7s %6s %6s %6s %7s %6s %8s %8s %8s %7s %7s %9s %9s  %s\n", "reqs",
+           "lookup", "hit", "absent", "closed", "fenced", "other", "put", "fenced", "got MiB",
+           "put MiB", "promised", "sleep", "wake", "awake", "asleep", "shared");
 }
 
 static uint64_t other_misses(const struct kve_counts *counts)
@@ -53,6 +56,11 @@ static json_t *row_json(const struct kve_row *row)
         "asleep_bytes", (json_int_t)row->asleep_bytes, "engine_rss_asleep",
         (json_int_t)row->engine_rss, "daemon_anon_after_reset", (json_int_t)row->daemon_anon);
 
+    if (row->happening[0] != '\0') {
+        json_object_update_new(object, json_pack("{s:s,s:I,s:I}", "happens", row->happening,
+                                                 "hoped", (json_int_t)row->hoped, "hoped_hits",
+                                                 (json_int_t)row->had));
+    }
     if (row->sleep_ms >= 0) {
         json_object_set_new(object, "sleep_ms", json_real(row->sleep_ms));
     }
@@ -79,7 +87,7 @@ static const char *ms_text(double ms, char out[32])
 void kve_table_row(const struct kve_rehearsal *r, const struct kve_row *row)
 {
     const struct kve_counts *counts = &row->counts;
-    char sleep[32], wake[32], promised[48], asleep[32];
+    char sleep[32], wake[32], promised[48], hoped[48], asleep[32];
 
     clear_progress(r);
     if (r->json) {
@@ -88,13 +96,17 @@ void kve_table_row(const struct kve_rehearsal *r, const struct kve_row *row)
     }
     snprintf(promised, sizeof promised, "%" PRIu64 "/%" PRIu64, row->kept, row->promised);
     snprintf(asleep, sizeof asleep, row->engine_rss == 0 ? "-" : "%" PRIu64, row->asleep_bytes);
-    printf("%4" PRIu32 " %-14s %-11s %6" PRIu64 " %7" PRIu64 " %7" PRIu64 " %7" PRIu64 " %6" PRIu64
-           " %6" PRIu64 " %6" PRIu64 " %7" PRIu64 " %6" PRIu64 " %8.1f %8.1f %8s %7s %7s %9" PRIu64
-           " %9s  %s\n",
-           row->step, row->form, row->naming, row->requests, counts->looked_up, counts->hits,
-           counts->missed[KVE_MISS_not_found], counts->missed[KVE_MISS_closed],
-           counts->missed[KVE_MISS_fenced], other_misses(counts), counts->stored,
-           counts->put_fenced, (double)counts->bytes_got / 1048576,
+    printf("%4" PRIu32 " %-14s %-11s ", row->step, row->form, row->naming);
+    if (r->cluster) {
+        snprintf(hoped, sizeof hoped, row->hoped == 0 ? "-" : "%" PRIu64 "/%" PRIu64, row->had,
+                 row->hoped);
+        printf("%-18s %9s ", row->happening[0] == '\0' ? "-" : row->happening, hoped);
+    }
+    printf("%6" PRIu64 " %7" PRIu64 " %7" PRIu64 " %7" PRIu64 " %6" PRIu64 " %6" PRIu64 " %6" PRIu64
+           " %7" PRIu64 " %6" PRIu64 " %8.1f %8.1f %8s %7s %7s %9" PRIu64 " %9s  %s\n",
+           row->requests, counts->looked_up, counts->hits, counts->missed[KVE_MISS_not_found],
+           counts->missed[KVE_MISS_closed], counts->missed[KVE_MISS_fenced], other_misses(counts),
+           counts->stored, counts->put_fenced, (double)counts->bytes_got / 1048576,
            (double)counts->bytes_put / 1048576, promised, ms_text(row->sleep_ms, sleep),
            ms_text(row->wake_ms, wake), row->awake_bytes, asleep, row->shared ? "yes" : "no");
     fflush(stdout);
@@ -105,24 +117,29 @@ void kve_table_end(const struct kve_rehearsal *r, const struct kve_counts *total
     const uint64_t errors = total->errors + r->errors;
     /* With --json standard output is JSON alone. */
     FILE *out = r->json ? stderr : stdout;
+    char faults[32] = "";
 
     clear_progress(r);
+    if (r->cluster) {
+        snprintf(faults, sizeof faults, " faults=%" PRIu32, r->nhappened);
+    }
     if (r->json) {
         print_json(json_pack(
-            "{s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s}", "result", ok ? "ok" : "failed", "steps",
-            (json_int_t)r->nrows, "requests", (json_int_t)r->requests_done, "blocks_checked",
-            (json_int_t)total->blocks_checked, "hits", (json_int_t)total->hits, "caught",
-            (json_int_t)total->caught, "stale", (json_int_t)total->stale, "torn",
-            (json_int_t)total->torn, "errors", (json_int_t)errors, "story", r->story));
+            "{s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s}", "result", ok ? "ok" : "failed",
+            "steps", (json_int_t)r->nrows, "requests", (json_int_t)r->requests_done,
+            "blocks_checked", (json_int_t)total->blocks_checked, "hits", (json_int_t)total->hits,
+            "caught", (json_int_t)total->caught, "faults", (json_int_t)r->nhappened, "stale",
+            (json_int_t)total->stale, "torn", (json_int_t)total->torn, "errors", (json_int_t)errors,
+            "story", r->story));
     }
     if (!ok && r->story[0] != '\0') {
         fprintf(out, "%s\n", r->story);
     }
     fprintf(out,
             "rehearse: %s steps=%" PRIu32 " requests=%" PRIu64 " blocks_checked=%" PRIu64
-            " hits=%" PRIu64 " caught=%" PRIu64 " stale=%" PRIu64 " torn=%" PRIu64
+            " hits=%" PRIu64 " caught=%" PRIu64 "%s stale=%" PRIu64 " torn=%" PRIu64
             " errors=%" PRIu64 "\n",
             ok ? "ok" : "failed", r->nrows, r->requests_done, total->blocks_checked, total->hits,
-            total->caught, total->stale, total->torn, errors);
+            total->caught, faults, total->stale, total->torn, errors);
     fflush(out);
 }
