@@ -7,12 +7,10 @@
 #include "local.h"
 
 #include "base/log.h"
+#include "base/xxh3.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define XXH_STATIC_LINKING_ONLY /* the size of XXH3_state_t */
-#include <xxhash.h>
 
 #define SCRUBS_MAX  8
 #define SCRUB_SLICE (256u << 10)

@@ -6,8 +6,7 @@
  */
 #include "rig.h"
 
-#define XXH_STATIC_LINKING_ONLY /* the state's type */
-#include <xxhash.h>
+#include "base/xxh3.h"
 
 #include <stdio.h>
 #include <string.h>

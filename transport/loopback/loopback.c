@@ -9,10 +9,8 @@
  */
 #include "base/assert.h"
 #include "base/faults.h"
+#include "base/xxh3.h"
 #include "transport_impl.h"
-
-#define XXH_STATIC_LINKING_ONLY /* the size of XXH3_state_t */
-#include <xxhash.h>
 
 #include <stdlib.h>
 
