@@ -19,6 +19,7 @@ import time
 import unittest
 
 PROGRAM = os.environ.get("KVPLANE_PROGRAM", "build/debug/kvplane")
+PROXY = os.environ.get("KVPLANE_PROXY", "build/debug/kvplane_proxy")
 SANITIZED = os.environ.get("KVPLANE_SANITIZED") == "1"
 DEADLINE_S = 30  # for anything that should be quick: only a broken program needs it
 
@@ -36,9 +37,10 @@ def until(what, condition, deadline_s=DEADLINE_S):
 
 
 class Process:
-    """A process of the program; stdout is read by line, stderr goes to a file."""
+    """A process of the program, or of another; stdout is read by line, stderr goes to a file."""
 
-    def __init__(self, args, directory, name, pass_fds=(), env=None):
+    def __init__(self, args, directory, name, pass_fds=(), env=None, program=None,
+                 stdin=subprocess.DEVNULL):
         self.name = name
         self.stderr_path = os.path.join(directory, name + ".err")
         self._buffer = b""
@@ -46,7 +48,7 @@ class Process:
         environment.update(env or {})
         with open(self.stderr_path, "ab") as err:
             self.popen = subprocess.Popen(
-                [PROGRAM] + args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
+                [program or PROGRAM] + args, stdin=stdin, stdout=subprocess.PIPE, stderr=err,
                 pass_fds=pass_fds, env=environment)
 
     @property
@@ -219,6 +221,102 @@ class Engine(Process):
         return code
 
 
+class Proxy(Process):
+    """A network that misbehaves on request (tests/lib/proxy.c) in front of HOST:PORT."""
+
+    def __init__(self, directory, target, name="proxy", port=0):
+        super().__init__([str(port), target], directory, name, program=PROXY,
+                         stdin=subprocess.PIPE)
+        self.address = self.line("ready ")
+
+    def tell(self, cmd, **fields):
+        self.popen.stdin.write(json.dumps({"cmd": cmd, **fields}).encode() + b"\n")
+        self.popen.stdin.flush()
+        answer = json.loads(self.line(""))
+        assert "error" not in answer, answer
+        return answer
+
+    def rule(self, way, **fields):
+        return self.tell("rule", way=way, **fields)
+
+    def stats(self):
+        return self.tell("stats")
+
+    def kill(self, signum=signal.SIGKILL, deadline_s=DEADLINE_S):
+        if not self.popen.stdin.closed:
+            self.popen.stdin.close()  # it ends with its commands
+        code = super().kill(signum, deadline_s)
+        return code
+
+
+def free_ports(n):
+    """TCP ports that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class EtcdMember(Process):
+    def __init__(self, directory, name, client, peer, cluster):
+        self.url = f"http://127.0.0.1:{client}"
+        self._port = client
+        super().__init__([
+            f"--name={name}", f"--data-dir={directory}/{name}",
+            f"--listen-client-urls={self.url}", f"--advertise-client-urls={self.url}",
+            f"--listen-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-cluster={cluster}", "--logger=zap", "--log-level=error",
+            "--log-outputs=stderr"], directory, name, program="etcd")
+
+    def healthy(self):
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+            with contextlib.closing(connection):
+                connection.request("GET", "/health")
+                return connection.getresponse().status == 200
+        except OSError:
+            return False
+
+
+class Etcd:
+    """A cluster of n members, whole when this returns. Their data stays while the test runs."""
+
+    def __init__(self, case, n=1):
+        ports = free_ports(2 * n)
+        cluster = ",".join(f"etcd-{i}=http://127.0.0.1:{ports[n + i]}" for i in range(n))
+        self._case = case
+        self._args = [(case.directory, f"etcd-{i}", ports[i], ports[n + i], cluster)
+                      for i in range(n)]
+        self.members = [self._start(args) for args in self._args]
+        self.endpoints = ",".join(member.url for member in self.members)
+        self.await_healthy()
+
+    def _start(self, args):
+        member = EtcdMember(*args)
+        self._case.processes.append(member)
+        return member
+
+    def await_healthy(self):
+        for member in self.members:
+            until(f"{member.name} healthy", member.healthy)
+
+    def kill(self):
+        for member in self.members:
+            member.kill()
+
+    def restart(self):
+        """What was killed, with the data it had."""
+        self.members = [member if member.popen.poll() is None else self._start(args)
+                        for member, args in zip(self.members, self._args)]
+        self.await_healthy()
+
+    def freeze(self, frozen=True):
+        for member in self.members:
+            member.popen.send_signal(signal.SIGSTOP if frozen else signal.SIGCONT)
+
+
 class Case(unittest.TestCase):
     """Processes end with the test, a test that failed leaves its directory."""
 
@@ -244,6 +342,14 @@ class Case(unittest.TestCase):
         daemon = Daemon(self.directory, *args, **kw)
         self.processes.append(daemon)
         return daemon
+
+    def etcd(self, n=1):
+        return Etcd(self, n)
+
+    def proxy(self, target, **kw):
+        proxy = Proxy(self.directory, target, **kw)
+        self.processes.append(proxy)
+        return proxy
 
     def engine(self, daemon, instance, *args, attach=True, **kw):
         engine = Engine(daemon, instance, *args, **kw)
