@@ -260,7 +260,8 @@ struct kvplane_slice {
 struct kvplane_entry {
     const void *key; /* 1 to 512 bytes */
     size_t key_len;
-    const void *placement; /* key that decides where the block lives; NULL: the key itself */
+    const void *placement; /* key that decides where the block lives: that of block
+                              kvplane_placement(); NULL: the key itself */
     size_t placement_len;
     uint32_t group, part;               /* KV group; which rank's part (0 with one rank) */
     kvplane_token token;                /* put only: the stay in which it was computed */
@@ -278,6 +279,15 @@ struct kvplane_keys {
     const struct kvplane_key *keys; /* in prefix order */
     size_t nkeys;
 };
+
+/*
+ * Which block's key decides where block number `block` of a prompt lives (0: the first): give that
+ * key as placement in its put, its get and its lookup. About 1,024 consecutive tokens share one, so
+ * that the lookup of a long prompt asks few nodes; within the first of these, fewer, for that is
+ * where prompts part, and those that begin alike would all lie on one node. block_tokens as in
+ * kvplane_options.
+ */
+KVPLANE_API size_t kvplane_placement(size_t block, uint32_t block_tokens);
 
 /* At most 16 groups of 4,096 keys. hits[i]: how many leading keys of groups[i] are there with every
  * rank's part. result other than OK: nothing was looked up, hits are 0. What is found is held for

@@ -21,8 +21,6 @@
 
 /* Blocks that one request computes in one step. */
 #define BLOCKS_PER_STEP 8
-/* Consecutive blocks of about this many tokens live on one node (DESIGN.md section 10). */
-#define PLACEMENT_BLOCKS (1024 / KVE_TRACE_BLOCK_TOKENS)
 
 #define COUNT(request, counter, n)                                                                 \
     do {                                                                                           \
@@ -346,12 +344,6 @@ static void on_get(void *arg, const int *results, size_t n)
     }
 }
 
-/* Consecutive blocks of a prefix lie together: they are placed by the first of their group. */
-static uint32_t leader_of(uint32_t i)
-{
-    return i / PLACEMENT_BLOCKS * PLACEMENT_BLOCKS;
-}
-
 /* Fills the engine's scratch with the entries of slots [from, from + n) that `wanted` says. */
 static size_t fill_entries(struct kve_request *request, uint32_t from, uint32_t n,
                            uint32_t wanted_from)
@@ -362,8 +354,10 @@ static size_t fill_entries(struct kve_request *request, uint32_t from, uint32_t 
     for (uint32_t i = 0; i < request->trace->nblocks; i++) {
         engine->keys[i].key = engine->key_text[i];
         engine->keys[i].len = key_text(key_of(request, i), engine->key_text[i]);
-        engine->keys[i].placement = engine->keys[leader_of(i)].key;
-        engine->keys[i].placement_len = engine->keys[leader_of(i)].len;
+        const struct kvplane_key *leader =
+            &engine->keys[kvplane_placement(i, KVE_TRACE_BLOCK_TOKENS)];
+        engine->keys[i].placement = leader->key;
+        engine->keys[i].placement_len = leader->len;
     }
     for (uint32_t i = from; i < from + n; i++) {
         if (request->slots[i].from != wanted_from) {

@@ -13,9 +13,8 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define QUEUE_DEFAULT        1024u
-#define QUEUE_LIMIT          65536u
-#define BLOCK_TOKENS_DEFAULT 16u
+#define QUEUE_DEFAULT 1024u
+#define QUEUE_LIMIT   65536u
 
 /* Why the last kvplane_open() of this thread failed: there is no handle to ask. */
 static _Thread_local char open_error[256];
@@ -114,7 +113,8 @@ static kvb_status_t take_options(struct kvplane *kv, const struct kvplane_option
     hello->rank = options->rank;
     hello->world_size = options->world_size == 0 ? 1 : options->world_size;
     hello->local_world_size = hello->world_size;
-    hello->block_tokens = options->block_tokens == 0 ? BLOCK_TOKENS_DEFAULT : options->block_tokens;
+    hello->block_tokens =
+        options->block_tokens == 0 ? KVPLANE_BLOCK_TOKENS_DEFAULT : options->block_tokens;
     if (hello->world_size > KVB_RANKS_MAX || hello->rank >= hello->world_size) {
         return refuse_option("rank", "must be below world_size, which is at most 1024");
     }

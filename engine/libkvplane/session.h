@@ -7,6 +7,8 @@
 #include "base/list.h"
 #include "kvplane.h"
 
+#define KVPLANE_BLOCK_TOKENS_DEFAULT 16u
+
 /*
  * One handle: the socket to the daemon (session.c), calls to it (calls.c) and calls from it
  * (upcalls.c). Everything is used by one thread at a time.

@@ -1305,3 +1305,24 @@ Test(kvplane, descriptors_are_not_leaked_over_many_sessions)
     cr_assert_eq(open_descriptors(), before);
     engine_destroy(engine);
 }
+
+/* ---- placement ---- */
+
+Test(placement, about_1024_tokens_share_a_key_and_fewer_where_prompts_begin)
+{
+    static const struct {
+        size_t block;
+        uint32_t block_tokens;
+        size_t leader;
+    } cases[] = {
+        {0, 512, 0},   {1, 512, 1},  {2, 512, 2},  {3, 512, 2},    {4, 512, 4},
+        {5, 512, 4},   {0, 16, 0},   {1, 16, 1},   {3, 16, 2},     {7, 16, 4},
+        {31, 16, 16},  {63, 16, 32}, {64, 16, 64}, {127, 16, 64},  {128, 16, 128},
+        {200, 0, 192}, {63, 0, 32},  {5, 1024, 5}, {9, 4096, 9},   {4, 300, 3},
+        {5, 300, 3},   {2, 300, 2},  {1, 1, 1},    {1023, 1, 512}, {1024, 1, 1024},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_assert_eq(kvplane_placement(cases[i].block, cases[i].block_tokens), cases[i].leader,
+                     "block %zu of %u tokens", cases[i].block, cases[i].block_tokens);
+    }
+}
