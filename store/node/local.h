@@ -6,6 +6,7 @@
  * This process's own share as a node, inside: calls (node.c) and the puts and gets of which they
  * consist (op.c). Loop thread only, but for the share.
  */
+#include "calls.h"
 #include "share/share_impl.h"
 
 #include "base/list.h"
@@ -24,12 +25,7 @@ struct kvs_local {
     uint64_t ticket_ms;
     uint64_t hold_ms;
 
-    /* calls: each in one of these */
-    struct kvb_event work;
-    struct kvb_list ready;     /* something can be done */
-    struct kvb_list parked;    /* waits for one of its own operations */
-    struct kvb_list starved;   /* waits for any operation to end */
-    atomic_uint ncalls;        /* written on the loop, read by any thread */
+    struct kvs_calls calls;
     struct kvs_lookup *lookup; /* room for one step of a lookup */
 
     /* operations */
@@ -40,25 +36,12 @@ struct kvs_local {
     uint32_t nscrubbing;
 };
 
-/* The part of a batch that is here. */
 struct kvs_local_call {
-    struct kvb_list link; /* ready, parked or starved */
+    struct kvs_call base;
     struct kvs_local *local;
-    struct kvs_node_call *call;
     struct kvs_core_where where;
-    uint64_t seed;       /* of the choice of a shard */
-    uint32_t next;       /* first item not begun */
-    uint32_t left;       /* items without an answer */
-    uint32_t *earlier;   /* PUT: of each item, the nearest before it with the same key, or NONE */
-    struct kvb_list ops; /* running */
+    uint64_t seed; /* of the choice of a shard */
 };
-#define KVS_NO_ITEM UINT32_MAX
-
-/* An item has its answer. */
-void kvs_local_answer(struct kvs_local_call *call, uint32_t item, kvb_status_t status,
-                      uint64_t len);
-/* Something ended: there may be something to do for its call, and for those that starve. */
-void kvs_local_wake(struct kvs_local_call *call);
 
 /*
  * Begins a put or get. OK: it runs, or has answered already. AGAIN: nothing happened, call again in

@@ -91,7 +91,7 @@ static uint64_t now(const struct op *op)
 
 static const struct kvs_item *item_of(const struct op *op)
 {
-    return kvs_node_call_item(op->call->call, op->item);
+    return kvs_call_item(&op->call->base, op->item);
 }
 
 static struct kvs_core_key key_of(const struct kvs_item *item)
@@ -108,8 +108,8 @@ static void finish(struct op *op, kvb_status_t status, uint64_t len)
     kvt_slices_put(item->slices, item->nslices);
     put_op(call->local, op);
     call->local->nops--;
-    kvs_local_answer(call, index, status, len);
-    kvs_local_wake(call);
+    kvs_call_answer(&call->base, index, status, len);
+    kvs_call_wake(&call->base);
 }
 
 static void hold_for(struct op *op, uint64_t ns, void (*after)(struct op *op))
@@ -162,7 +162,7 @@ static kvb_status_t start_transfer(struct op *op, enum kvt_direction direction,
         .extents = op->extents,
         .nextents = op->found_extents.n,
         .hash = true,
-        .deadline_ns = op->call->call->batch->deadline_ns,
+        .deadline_ns = op->call->base.base->batch->deadline_ns,
         .done = done,
     };
     kvb_status_t status = kvt_transfer_start(home(op)->transport, &op->transfer);
@@ -314,7 +314,7 @@ static void get_read(struct op *op)
 static kvb_status_t get_begin(struct op *op, const struct kvs_core_key *key)
 {
     struct kvs_local *local = home(op);
-    const struct kvs_batch *batch = op->call->call->batch;
+    const struct kvs_batch *batch = op->call->base.base->batch;
     uint64_t now_ns = now(op);
     struct kvs_core_holder holder = {batch->hold.instance, batch->hold.request};
 
@@ -340,13 +340,13 @@ static kvb_status_t get_begin(struct op *op, const struct kvs_core_key *key)
 kvb_status_t kvs_op_begin(struct kvs_local_call *call, uint32_t index)
 {
     struct kvs_local *local = call->local;
-    const struct kvs_item *item = kvs_node_call_item(call->call, index);
+    const struct kvs_item *item = kvs_call_item(&call->base, index);
     uint64_t len = 0;
 
     /* before anything is evicted for it */
     kvb_status_t status = kvt_slices_check(item->slices, item->nslices, &len);
     if (status != KVB_OK) {
-        kvs_local_answer(call, index, status, 0);
+        kvs_call_answer(&call->base, index, status, 0);
         return KVB_OK;
     }
     if (local->nops >= local->transport->in_flight_max) {
@@ -354,7 +354,7 @@ kvb_status_t kvs_op_begin(struct kvs_local_call *call, uint32_t index)
     }
     struct op *op = get_op(local);
     if (op == NULL) {
-        kvs_local_answer(call, index, KVB_ERR_NO_MEMORY, 0);
+        kvs_call_answer(&call->base, index, KVB_ERR_NO_MEMORY, 0);
         return KVB_OK;
     }
     op->call = call;
@@ -362,12 +362,12 @@ kvb_status_t kvs_op_begin(struct kvs_local_call *call, uint32_t index)
     op->shard = kvs_share_shard(local->share, call->seed, item->key);
     op->stopped = KVB_OK;
     op->len = len;
-    kvb_list_push_back(&call->ops, &op->link);
+    kvb_list_push_back(&call->base.ops, &op->link);
     kvt_slices_get(item->slices, item->nslices);
     local->nops++;
 
     struct kvs_core_key key = key_of(item);
-    status = call->call->batch->op == KVS_PUT ? put_begin(op, &key) : get_begin(op, &key);
+    status = call->base.base->batch->op == KVS_PUT ? put_begin(op, &key) : get_begin(op, &key);
     if (status == KVB_ERR_AGAIN) {
         kvt_slices_put(item->slices, item->nslices);
         put_op(local, op);
@@ -395,7 +395,7 @@ static void stop(struct op *op, kvb_status_t status, uint64_t stop_deadline_ns)
 
 void kvs_op_stop_all(struct kvs_local_call *call, kvb_status_t status, uint64_t stop_deadline_ns)
 {
-    kvb_list_each(&call->ops, link)
+    kvb_list_each(&call->base.ops, link)
     {
         stop(kvb_container_of(link, struct op, link), status, stop_deadline_ns);
     }

@@ -67,6 +67,30 @@ struct kvs_shard *kvs_share_shard(const struct kvs_share *share, uint64_t seed,
                                   struct kvb_span key);
 uint64_t kvs_share_seed(const struct kvs_share *share, const struct kvs_core_where *where);
 
+/* ---- by key, under the shards' locks ---- */
+
+#define KVS_LOOKUP_STEP 256 /* keys: what one step of a lookup does */
+struct kvs_lookup {
+    struct kvs_core_entry entries[KVS_LOOKUP_STEP]; /* key set by the caller; the answers */
+    /* room to work in */
+    struct kvs_core_entry sorted[KVS_LOOKUP_STEP];
+    uint32_t index[KVS_LOOKUP_STEP];
+    uint32_t shard[KVS_LOOKUP_STEP];
+};
+/* As kvs_core_exists, over all shards. */
+void kvs_share_exists(struct kvs_share *share, uint64_t now_ns, const struct kvs_core_where *where,
+                      struct kvs_lookup *lookup, uint32_t n, struct kvs_hold hold,
+                      uint64_t hold_deadline_ns);
+/* As kvs_core_remove, kvs_core_pin. */
+KVB_MUST_USE kvb_status_t kvs_share_remove(struct kvs_share *share, uint64_t now_ns,
+                                           const struct kvs_core_where *where,
+                                           const struct kvs_core_key *key, bool force);
+KVB_MUST_USE kvb_status_t kvs_share_pin(struct kvs_share *share, uint64_t now_ns,
+                                        const struct kvs_core_where *where,
+                                        const struct kvs_core_key *key, enum kvs_pin pin);
+
+/* ---- sessions, holds ---- */
+
 /* A session in every shard, with an id of its own. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_share_session_open(struct kvs_share *share, uint64_t *session_p);
 /* Its writers have stopped: its tickets end, and its space is free. */
@@ -74,6 +98,8 @@ void kvs_share_session_close(struct kvs_share *share, uint64_t session);
 
 /* Gives back what a request holds, or everything its instance holds. */
 void kvs_share_discard(struct kvs_share *share, struct kvs_hold hold, bool all_of_instance);
+
+/* ---- counters, upkeep ---- */
 
 /* counts: zeroed; the caller's until removed. */
 void kvs_share_counts_add(struct kvs_share *share, struct kvs_counts *counts);
