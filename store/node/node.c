@@ -6,15 +6,12 @@
 #include "local.h"
 
 #include "base/assert.h"
-#include "base/faults.h"
 
 #include <stdlib.h>
 
-#define DEFAULT_LEASE_MS 60000
-/* In fault runs tickets end while transfers are held. */
-#define FAULT_TICKET_MS 10
+#define DEFAULT_HOLD_MS 60000
 
-#define BEGIN_STEP 64 /* puts, gets, removes */
+#define BEGIN_STEP 64 /* puts, gets, removes, pins */
 
 static const struct kvs_node_ops local_ops;
 
@@ -51,21 +48,26 @@ static void lookup_step(struct kvs_local_call *call)
     }
 }
 
-static kvb_status_t remove_item(struct kvs_local_call *call, uint32_t index)
+/* Removes and pins. */
+static kvb_status_t change_item(struct kvs_local_call *call, uint32_t index)
 {
+    const struct kvs_batch *batch = call->base.base->batch;
     const struct kvs_item *item = kvs_call_item(&call->base, index);
     struct kvs_core_key key = {item->key, item->group, item->part};
+    uint64_t now_ns = kvb_now_ns(call->local->sched->clock);
     kvb_status_t status =
-        kvs_share_remove(call->local->share, kvb_now_ns(call->local->sched->clock), &call->where,
-                         &key, call->base.base->batch->force);
+        batch->op == KVS_PIN
+            ? kvs_share_pin(call->local->share, now_ns, &call->where, &key, batch->pin)
+            : kvs_share_remove(call->local->share, now_ns, &call->where, &key, batch->force);
     kvs_call_answer(&call->base, index, status, 0);
     return KVB_OK;
 }
 
 static kvb_status_t begin_item(struct kvs_local_call *call, uint32_t index)
 {
-    if (call->base.base->batch->op == KVS_REMOVE) {
-        return remove_item(call, index);
+    enum kvs_batch_op op = call->base.base->batch->op;
+    if (op == KVS_REMOVE || op == KVS_PIN) {
+        return change_item(call, index);
     }
     if (kvs_call_waits_for_earlier(&call->base, index)) {
         return KVB_IN_PROGRESS;
@@ -202,13 +204,8 @@ kvb_status_t kvs_node_create(struct kvb_sched *sched, struct kvt_transport *tran
     if (status != KVB_OK) {
         goto err_free;
     }
-    local->ticket_ms = config->ticket_ms != 0 ? config->ticket_ms : DEFAULT_LEASE_MS;
-    /* but where they would hide what a skipped drain does */
-    if (kvb_fault_run() && !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED) &&
-        local->ticket_ms > FAULT_TICKET_MS) {
-        local->ticket_ms = FAULT_TICKET_MS;
-    }
-    local->hold_ms = config->hold_ms != 0 ? config->hold_ms : DEFAULT_LEASE_MS;
+    local->ticket_ms = kvs_ticket_ms(config->ticket_ms);
+    local->hold_ms = config->hold_ms != 0 ? config->hold_ms : DEFAULT_HOLD_MS;
     kvb_list_init(&local->idle);
     kvb_list_init(&local->scrubbing);
     kvs_calls_init(&local->calls, sched, &calls_ops);

@@ -230,6 +230,7 @@ static kvb_status_t put_begin(struct op *op, const struct kvs_core_key *key)
     uint64_t now_ns = now(op);
     struct kvs_core_put put = {
         .len = op->len,
+        .pin = op->call->base.base->batch->pin,
         .session = KVS_LOCAL_SESSION,
         .deadline_ns = now_ns + local->ticket_ms * KVB_NS_PER_MS,
     };

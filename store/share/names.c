@@ -106,8 +106,8 @@ static kvb_status_t add_space_locked(struct kvs_names *names, const struct kvs_s
     return KVB_OK;
 }
 
-kvb_status_t kvs_names_space(struct kvs_names *names, const struct kvs_space *space,
-                             uint32_t *space_p, uint32_t *tenant_p)
+static kvb_status_t look_up_space(struct kvs_names *names, const struct kvs_space *space, bool make,
+                                  uint32_t *space_p, uint32_t *tenant_p)
 {
     kvb_status_t status = KVB_OK;
     uint32_t found = 0;
@@ -115,7 +115,7 @@ kvb_status_t kvs_names_space(struct kvs_names *names, const struct kvs_space *sp
     kvb_mutex_lock(&names->lock);
     if (!find_space_locked(names, space, &found)) {
         found = names->nspaces;
-        status = add_space_locked(names, space);
+        status = make ? add_space_locked(names, space) : KVB_ERR_NOT_FOUND;
     }
     if (status == KVB_OK) {
         *space_p = found;
@@ -123,6 +123,18 @@ kvb_status_t kvs_names_space(struct kvs_names *names, const struct kvs_space *sp
     }
     kvb_mutex_unlock(&names->lock);
     return status;
+}
+
+kvb_status_t kvs_names_space(struct kvs_names *names, const struct kvs_space *space,
+                             uint32_t *space_p, uint32_t *tenant_p)
+{
+    return look_up_space(names, space, true, space_p, tenant_p);
+}
+
+kvb_status_t kvs_names_find_space(struct kvs_names *names, const struct kvs_space *space,
+                                  uint32_t *space_p, uint32_t *tenant_p)
+{
+    return look_up_space(names, space, false, space_p, tenant_p);
 }
 
 kvb_status_t kvs_names_tenant(struct kvs_names *names, const char *tenant, uint32_t *tenant_p)

@@ -33,6 +33,9 @@ KVB_MUST_USE kvb_status_t kvs_names_space(struct kvs_names *names, const struct 
 KVB_MUST_USE kvb_status_t kvs_names_tenant(struct kvs_names *names, const char *tenant,
                                            uint32_t *tenant_p);
 /* NOT_FOUND. */
+KVB_MUST_USE kvb_status_t kvs_names_find_space(struct kvs_names *names,
+                                               const struct kvs_space *space, uint32_t *space_p,
+                                               uint32_t *tenant_p);
 KVB_MUST_USE kvb_status_t kvs_names_find_tenant(struct kvs_names *names, const char *tenant,
                                                 uint32_t *tenant_p);
 uint32_t kvs_names_ntenants(struct kvs_names *names);

@@ -2,6 +2,7 @@
 #include "share_impl.h"
 
 #include "base/assert.h"
+#include "base/faults.h"
 #include "base/log.h"
 #include "store/coordinator.h"
 
@@ -17,6 +18,9 @@
 #define SHARDS_MAX  16u
 #define HUGE_PAGE   (2ull << 20)
 #define MFD_2MB     (21u << 26) /* memfd_create(2): log2 of the page size, MFD_HUGE_SHIFT */
+
+#define DEFAULT_TICKET_MS 60000
+#define FAULT_TICKET_MS   10 /* in fault runs tickets end while transfers are held */
 
 #define RECLAIM_STEP    256 /* objects */
 #define UPKEEP_EVERY_NS (100 * KVB_NS_PER_MS)
@@ -218,6 +222,16 @@ static void each_shard(struct kvs_share *share, void (*fn)(struct kvs_core *core
 }
 
 /* ---- sessions and holds ---- */
+
+uint64_t kvs_ticket_ms(uint64_t wanted_ms)
+{
+    uint64_t ms = wanted_ms != 0 ? wanted_ms : DEFAULT_TICKET_MS;
+    /* but where they would hide what a skipped drain does */
+    if (kvb_fault_run() && !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED) && ms > FAULT_TICKET_MS) {
+        ms = FAULT_TICKET_MS;
+    }
+    return ms;
+}
 
 struct opening {
     uint64_t session;

@@ -104,9 +104,15 @@ void kvs_share_discard(struct kvs_share *share, struct kvs_hold hold, bool all_o
 /* counts: zeroed; the caller's until removed. */
 void kvs_share_counts_add(struct kvs_share *share, struct kvs_counts *counts);
 void kvs_share_counts_remove(struct kvs_share *share, struct kvs_counts *counts);
+/* The tenant of that number, given out from 0 up; false: no such. */
+bool kvs_share_tenant_at(struct kvs_share *share, uint32_t number, char tenant[64],
+                         struct kvs_core_tenant_stats *stats_p);
 /* One put, get, lookup or remove has its answer. */
 void kvs_count_answer(struct kvs_counts *counts, enum kvs_batch_op op, kvb_status_t status,
                       uint64_t len);
+
+/* How long a ticket or an attempt lasts: as wanted, 0: 60 s; in fault runs a few ms at most. */
+uint64_t kvs_ticket_ms(uint64_t wanted_ms);
 
 /* A lease was given, or space cleared (now): upkeep will be due. Cheap when it is known. */
 void kvs_share_poke(struct kvs_share *share, bool now);

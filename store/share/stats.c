@@ -85,6 +85,8 @@ void kvs_count_answer(struct kvs_counts *counts, enum kvs_batch_op op, kvb_statu
     case KVS_REMOVE:
         KVS_COUNT(counts, removes, status == KVB_OK);
         break;
+    case KVS_PIN:
+        break;
     }
 }
 
@@ -169,17 +171,25 @@ void kvs_share_tenant_stats(struct kvs_share *share, const char *tenant,
     }
 }
 
+bool kvs_share_tenant_at(struct kvs_share *share, uint32_t number, char tenant[64],
+                         struct kvs_core_tenant_stats *stats_p)
+{
+    if (number >= kvs_names_ntenants(&share->names)) {
+        return false;
+    }
+    kvs_names_tenant_text(&share->names, number, tenant);
+    tenant_stats(share, number, stats_p);
+    return true;
+}
+
 void kvs_share_each_tenant(struct kvs_share *share,
                            void (*each)(void *arg, const char *tenant,
                                         const struct kvs_core_tenant_stats *stats),
                            void *arg)
 {
-    uint32_t n = kvs_names_ntenants(&share->names);
-    for (uint32_t i = 0; i < n; i++) {
-        char tenant[64];
-        struct kvs_core_tenant_stats stats;
-        kvs_names_tenant_text(&share->names, i, tenant);
-        tenant_stats(share, i, &stats);
+    char tenant[64];
+    struct kvs_core_tenant_stats stats;
+    for (uint32_t i = 0; kvs_share_tenant_at(share, i, tenant, &stats); i++) {
         each(arg, tenant, &stats);
     }
 }

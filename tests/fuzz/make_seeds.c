@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_seeds FOLDER: writes the seeds of fuzz_link, fuzz_frame and fuzz_kvplane below it. Run by
- * hand when the link changes. */
+/* fuzz_seeds FOLDER: writes the seeds of fuzz_link, fuzz_frame, fuzz_kvplane and
+ * fuzz_store_wire below it. Run by hand when those change. */
 #include "link_reencode.h"
 
 #include "base/frame.h"
+#include "store_samples.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,14 @@ int main(int argc, char **argv)
         kvb_put_u8(&out, (uint8_t)codec);
         link_sample(codec, &out);
         write_seed(argv[1], "fuzz_link", codec, out.data, out.len);
+        kvb_writer_cleanup(&out);
+    }
+    for (enum store_codec codec = 0; codec < STORE_CODECS; codec++) {
+        struct kvb_writer out;
+        kvb_writer_init(&out, 4096);
+        kvb_put_u8(&out, (uint8_t)codec);
+        store_sample(codec, &out);
+        write_seed(argv[1], "fuzz_store_wire", (int)codec, out.data, out.len);
         kvb_writer_cleanup(&out);
     }
     static const struct kvb_frame frames[] = {{1, 0, 1, 0}, {6, KVB_FRAME_REPLY, 77, 4096}};

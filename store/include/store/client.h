@@ -5,6 +5,7 @@
 #include "base/id.h"
 #include "base/sched.h"
 #include "base/wire.h"
+#include "store/core.h"
 #include "transport/transport.h"
 
 /*
@@ -36,8 +37,9 @@ enum kvs_batch_op {
     KVS_REMOVE, /* asked of every node, wherever an object may have been placed: BUSY (read or
                    pinned, without force) if it stays anywhere, OK, NOT_FOUND; UNAVAILABLE: none
                    that could be asked has it */
+    KVS_PIN,    /* OK, NOT_FOUND */
 };
-#define KVS_BATCH_OPS (KVS_REMOVE + 1)
+#define KVS_BATCH_OPS (KVS_PIN + 1)
 
 struct kvs_item {
     /* set by the caller; spans and slices borrowed until done */
@@ -65,6 +67,7 @@ struct kvs_batch {
     struct kvb_lineage lineage;
     struct kvs_hold hold; /* EXISTS: take; GET: give back what is got */
     bool force;           /* REMOVE */
+    enum kvs_pin pin;     /* PUT, PIN: how what is stored then stays (store/core.h) */
     uint64_t deadline_ns;
     struct kvs_item *items; /* borrowed until done */
     uint32_t nitems;

@@ -31,11 +31,12 @@ KVB_MUST_USE kvb_status_t kvs_service_create(const struct kvs_service_config *co
                                              struct kvs_service **service_p);
 void kvs_service_destroy(struct kvs_service *service); /* closes its lanes; NULL: nothing */
 KVB_MUST_USE kvb_status_t kvs_service_adopt(struct kvs_service *service, int fd);
-/* New puts are answered UNAVAILABLE; gets and lookups go on. Peers are told with the next ping, so
- * that they place nothing new here. */
+/* Any thread. New puts are answered UNAVAILABLE; gets and lookups go on. Peers learn it when they
+ * next ask for the status, so that they place nothing new here. */
 void kvs_service_drain(struct kvs_service *service);
-/* Any thread. Requests that are not answered yet. */
+/* Any thread. Puts and gets that are not over yet. */
 uint32_t kvs_service_running(const struct kvs_service *service);
+void kvs_service_stats(const struct kvs_service *service, struct kvt_tcp_stats *stats_p);
 
 /* ---- remote: a node behind connections ---- */
 
@@ -58,24 +59,36 @@ struct kvs_remote_config {
     void *ctx;
 };
 
+/* Connects by itself, now and after each outage. While the node cannot be reached, what is
+ * submitted ends UNAVAILABLE in the next turn. Its holds are told apart from those of other
+ * processes. INVALID (the address), NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_remote_create(const struct kvs_remote_config *config,
                                             struct kvs_node **node_p);
-void kvs_remote_destroy(struct kvs_node *node); /* no call in flight; NULL: nothing */
-void kvs_remote_status(const struct kvs_node *node, struct kvs_remote_status *status_p);
+/* No call and no question about tenants in flight; NULL: nothing. */
+void kvs_remote_destroy(struct kvs_node *node);
+/* kvt_tcp_peer_set_address, kvt_tcp_peer_stats. */
+KVB_MUST_USE kvb_status_t kvs_remote_set_address(struct kvs_node *node, const char *address);
+void kvs_remote_stats(struct kvs_node *node, struct kvt_tcp_stats *stats_p);
+void kvs_remote_status(struct kvs_node *node, struct kvs_remote_status *status_p);
+/* Calls in flight; any thread. */
+uint32_t kvs_remote_calls(struct kvs_node *node);
 
-/* Tenants with their figures on that node. done comes once, later; UNAVAILABLE, TIMEOUT. */
+/* Tenants with their figures on that node. done comes once, later, with OK, UNAVAILABLE, TIMEOUT,
+ * PROTOCOL or NO_MEMORY. */
+struct kvs_remote_tenant {
+    char tenant[64];
+    struct kvs_core_tenant_stats stats;
+};
 struct kvs_remote_tenants {
     void (*done)(struct kvs_remote_tenants *ask, kvb_status_t status);
-    struct {
-        char tenant[64];
-        struct kvs_core_tenant_stats stats;
-    } * tenants; /* the ask's, until done returns */
+    struct kvs_remote_tenant *tenants; /* the ask's, until done returns */
     uint32_t n;
     struct {
-        struct kvt_transfer transfer;
+        void *state;
     } impl;
 };
-void kvs_remote_tenants(struct kvs_node *node, uint64_t deadline_ns,
-                        struct kvs_remote_tenants *ask);
+/* NO_MEMORY: done does not come. */
+KVB_MUST_USE kvb_status_t kvs_remote_tenants(struct kvs_node *node, uint64_t deadline_ns,
+                                             struct kvs_remote_tenants *ask);
 
 #endif

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "remote.h"
+
+#include "base/assert.h"
+
+#include <xxhash.h>
+
+#include <stdlib.h>
+
+static const struct kvs_node_ops remote_ops;
+
+struct kvs_remote *kvs_remote_of(struct kvs_node *node)
+{
+    kvb_assert(node->ops == &remote_ops);
+    return kvb_container_of(node, struct kvs_remote, base);
+}
+
+/* ---- calls ---- */
+
+static void remote_ended(struct kvs_call *call)
+{
+    free(call);
+}
+
+static const struct kvs_calls_ops calls_ops = {.step = kvs_question_step, .ended = remote_ended};
+
+static kvb_status_t remote_submit(struct kvs_node *node, struct kvs_node_call *node_call)
+{
+    struct kvs_remote *remote = kvs_remote_of(node);
+    struct kvs_call *call = malloc(sizeof *call);
+    if (call == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    kvb_status_t status = kvs_call_submit(&remote->calls, call, node_call);
+    if (status != KVB_OK) {
+        free(call);
+    }
+    return status;
+}
+
+static void remote_stop(struct kvs_node *node, struct kvs_node_call *node_call, bool expired,
+                        uint64_t stop_deadline_ns)
+{
+    (void)node;
+    struct kvs_call *call = node_call->impl.state;
+    kvs_call_stop(call, expired);
+    kvs_question_stop_all(call, expired ? KVB_ERR_TIMEOUT : KVB_ERR_CANCELED, stop_deadline_ns);
+}
+
+/* ---- discard: nobody waits for it. What it does not reach ends at its bound ---- */
+
+#define DISCARD_MS 2000
+
+struct aside {
+    struct kvb_list link;
+    struct kvb_writer ask;
+    struct kvt_transfer transfer;
+};
+
+static void destroy_aside(struct aside *aside)
+{
+    kvb_list_remove(&aside->link);
+    kvb_writer_cleanup(&aside->ask);
+    free(aside);
+}
+
+static void on_discarded(struct kvt_transfer *transfer, kvb_status_t status)
+{
+    (void)status;
+    destroy_aside(kvb_container_of(transfer, struct aside, transfer));
+}
+
+struct kvs_hold kvs_remote_hold(const struct kvs_remote *remote, struct kvs_hold hold)
+{
+    if (hold.instance != 0) {
+        uint64_t instance =
+            XXH3_64bits_withSeed(&hold.instance, sizeof hold.instance, remote->hold_salt);
+        hold.instance = instance == 0 ? 1 : instance;
+    }
+    return hold;
+}
+
+static void remote_discard(struct kvs_node *node, struct kvs_hold hold, bool all_of_instance)
+{
+    struct kvs_remote *remote = kvs_remote_of(node);
+    struct aside *aside = calloc(1, sizeof *aside);
+    if (aside == NULL) {
+        return;
+    }
+    kvb_list_init(&aside->link);
+    kvb_writer_init(&aside->ask, KVT_TCP_ASK_MAX);
+    remote->ask.hold = kvs_remote_hold(remote, hold);
+    remote->ask.all_of_instance = all_of_instance;
+    kvs_ask_pack(&aside->ask, KVS_ASK_DISCARD, &remote->ask);
+    aside->transfer = (struct kvt_transfer){
+        .deadline_ns = kvb_deadline_in_ms(remote->sched->clock, DISCARD_MS),
+        .done = on_discarded,
+        .type = KVS_ASK_DISCARD,
+        .ask = {aside->ask.data, aside->ask.len},
+    };
+    if (aside->ask.status == KVB_OK &&
+        kvt_transfer_start(remote->transport, &aside->transfer) == KVB_OK) {
+        kvb_list_push_back(&remote->asides, &aside->link);
+    } else {
+        destroy_aside(aside);
+    }
+}
+
+static const struct kvs_node_ops remote_ops = {
+    .submit = remote_submit,
+    .stop = remote_stop,
+    .discard = remote_discard,
+};
+
+/* ---- the rest ---- */
+
+kvb_status_t kvs_remote_set_address(struct kvs_node *node, const char *address)
+{
+    return kvt_tcp_peer_set_address(kvs_remote_of(node)->transport, address);
+}
+
+void kvs_remote_stats(struct kvs_node *node, struct kvt_tcp_stats *stats_p)
+{
+    kvt_tcp_peer_stats(kvs_remote_of(node)->transport, stats_p);
+}
+
+uint32_t kvs_remote_calls(struct kvs_node *node)
+{
+    return atomic_load_explicit(&kvs_remote_of(node)->calls.n, memory_order_relaxed);
+}
+
+static void on_retry(struct kvb_timer *timer)
+{
+    struct kvs_remote *remote = kvb_container_of(timer, struct kvs_remote, retry);
+    kvs_calls_feed(&remote->calls);
+}
+
+kvb_status_t kvs_remote_create(const struct kvs_remote_config *config, struct kvs_node **node_p)
+{
+    struct kvs_remote *remote = calloc(1, sizeof *remote);
+    if (remote == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    remote->base.ops = &remote_ops;
+    remote->sched = config->sched;
+    remote->changed = config->changed;
+    remote->ctx = config->ctx;
+    config->sched->random->fill(config->sched->random->ctx, &remote->hold_salt,
+                                sizeof remote->hold_salt);
+    kvb_list_init(&remote->idle);
+    kvb_list_init(&remote->asides);
+    kvb_timer_init(&remote->retry, on_retry);
+    kvs_calls_init(&remote->calls, config->sched, &calls_ops);
+    kvs_report_init(remote);
+    struct kvt_tcp_peer_config peer = config->peer;
+    peer.ops = &kvs_report_peer_ops;
+    peer.ctx = remote;
+    kvb_status_t status = kvt_tcp_peer_create(config->regions, &peer, &remote->transport);
+    if (status != KVB_OK) {
+        free(remote);
+        return status;
+    }
+    *node_p = &remote->base;
+    return KVB_OK;
+}
+
+void kvs_remote_destroy(struct kvs_node *node)
+{
+    if (node == NULL) {
+        return;
+    }
+    struct kvs_remote *remote = kvs_remote_of(node);
+    kvs_calls_cleanup(&remote->calls);
+    kvb_assert(remote->ntenants == 0);
+    remote->changed = NULL;
+    kvt_transport_destroy(remote->transport); /* asides and a report end inside */
+    kvb_assert(kvb_list_empty(&remote->asides));
+    kvs_report_cleanup(remote);
+    kvs_question_cleanup(remote);
+    kvb_sched_timer_clear(remote->sched, &remote->retry);
+    free(remote);
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef STORE_REMOTE_REMOTE_H
+#define STORE_REMOTE_REMOTE_H
+
+/*
+ * A node behind connections, inside: calls and the questions of which they consist (remote.c,
+ * question.c), and what the node says of itself (report.c). Loop thread only.
+ */
+#include "node/calls.h"
+#include "wire/wire.h"
+
+#include "store/service.h"
+
+struct kvs_remote {
+    struct kvs_node base;
+    struct kvb_sched *sched;
+    struct kvt_transport *transport;
+    struct kvs_calls calls;
+    uint64_t hold_salt; /* instances of other processes may have the same numbers */
+
+    /* questions of calls */
+    struct kvb_list idle;
+    uint32_t nrunning;
+    struct kvb_timer retry; /* the transport is full, but not of ours */
+    struct kvs_ask ask;     /* room to work in */
+
+    /* what the node says of itself */
+    struct kvs_remote_status status;
+    void (*changed)(void *ctx, struct kvs_node *node, const struct kvs_remote_status *status);
+    void *ctx;
+    struct kvb_timer report_due;
+    bool report_asked;
+    struct kvt_transfer report;
+    uint8_t report_answer[KVS_STATUS_WIRE];
+
+    struct kvb_list asides; /* discards in flight: nobody waits for their answer */
+    uint32_t ntenants;      /* questions about tenants */
+};
+
+struct kvs_remote *kvs_remote_of(struct kvs_node *node);
+
+/* Whom a hold belongs to, as the node knows it. */
+struct kvs_hold kvs_remote_hold(const struct kvs_remote *remote, struct kvs_hold hold);
+
+/* As kvs_calls_ops.step. */
+kvb_status_t kvs_question_step(struct kvs_call *call);
+/* Ends all questions of a call soon, with this status unless they come to another by then. */
+void kvs_question_stop_all(struct kvs_call *call, kvb_status_t status, uint64_t stop_deadline_ns);
+void kvs_question_cleanup(struct kvs_remote *remote);
+
+/* The node came, or went. */
+extern const struct kvt_tcp_peer_ops kvs_report_peer_ops;
+void kvs_report_init(struct kvs_remote *remote);
+void kvs_report_cleanup(struct kvs_remote *remote);
+
+#endif
