@@ -217,12 +217,27 @@ static void add_members(struct kve_rehearsal *r, const struct etcd_ports *ports)
     }
 }
 
-static void endpoints_arg(struct kve_process *process, const struct etcd_ports *ports)
+static void cluster_args(const struct kve_rehearsal *r, struct kve_process *process,
+                         const struct etcd_ports *ports)
 {
     const char *host = process->far ? KVE_NET_HOME_ADDRESS : "127.0.0.1";
 
     arg(process, "--etcd=http://%s:%u,http://%s:%u,http://%s:%u", host, ports->client[0], host,
         ports->client[1], host, ports->client[2]);
+    arg(process, "--secret-file=%s/secret", r->dir);
+}
+
+static bool write_secret(struct kve_rehearsal *r)
+{
+    char path[128];
+    FILE *file;
+    bool done;
+
+    snprintf(path, sizeof path, "%s/secret", r->dir);
+    file = fopen(path, "we");
+    done = file != NULL && fprintf(file, "%016" PRIx64 "\n", kve_rehearse_draw(r, UINT64_MAX)) > 0;
+    done = file != NULL && fclose(file) == 0 && done;
+    return done || kve_rehearse_fail(r, "cannot write %s: %s", path, strerror(errno));
 }
 
 static uint64_t store_bytes(const struct kve_rehearsal *r)
@@ -239,12 +254,15 @@ static void add_stores(struct kve_rehearsal *r, const struct etcd_ports *ports)
         store->far = r->stage.net.made && i == KVE_STORES - 1;
         arg(store, "kvplane");
         arg(store, "store");
-        arg(store, "--name=%s", store->name);
-        arg(store, "--listen=%s:%u", store->far ? KVE_NET_FAR_ADDRESS : "127.0.0.1", free_port());
-        arg(store, "--http-listen=%s:0", store->far ? KVE_NET_FAR_ADDRESS : "127.0.0.1");
-        arg(store, "--insecure");
+        arg(store, "--node-name=%s", store->name);
+        arg(store, "--listen=%s:0", store->far ? KVE_NET_FAR_ADDRESS : "127.0.0.1");
+        arg(store, "--cluster-listen=%s:%u", store->far ? KVE_NET_FAR_ADDRESS : "127.0.0.1",
+            free_port());
+        if (store->far) {
+            arg(store, "--insecure"); /* its REST API: nobody but us can reach that address */
+        }
         arg(store, "--store-bytes=%" PRIu64, store_bytes(r) / KVE_STORES);
-        endpoints_arg(store, ports);
+        cluster_args(r, store, ports);
         r->stage.stores = i == 0 ? store : r->stage.stores;
     }
 }
@@ -320,6 +338,9 @@ static bool set_cluster(struct kve_rehearsal *r)
             return kve_rehearse_fail(r, "no free port");
         }
     }
+    if (!write_secret(r)) {
+        return false;
+    }
     add_members(r, &ports);
     add_stores(r, &ports);
     for (size_t i = 0; i < 2; i++) {
@@ -328,10 +349,11 @@ static bool set_cluster(struct kve_rehearsal *r)
         snprintf(name, sizeof name, "daemon-%s", sides[i]->instance);
         daemon = add_daemon(r, name);
         daemon->share = r->share_mib > 0;
-        endpoints_arg(daemon, &ports);
+        cluster_args(r, daemon, &ports);
         arg(daemon, "--store-bytes=%" PRIu32 "MiB", r->share_mib);
         arg(daemon, "--name-grace=%s", NAME_GRACE);
         if (r->share_mib > 0) {
+            arg(daemon, "--node-name=%s", name);
             arg(daemon, "--cluster-listen=127.0.0.1:%u", free_port());
         }
         add_engine(r, sides[i], daemon);

@@ -119,6 +119,7 @@ class Proxied(harness.Case):
     def test_frozen_it_pushes_back_and_loses_nothing(self):
         near, far = self.connect()
         self.net.rule("there", after=0, then="freeze")
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
         near.setblocking(False)
         sent = 0
         with self.assertRaises(BlockingIOError):
