@@ -108,12 +108,10 @@ class Process:
         raise KeyError(field)
 
 
-class Daemon(Process):
-    def __init__(self, directory, *args, listen="127.0.0.1:0", env=None, name="daemon"):
-        self.directory = directory
-        self.socket = os.path.join(directory, "engine.sock")
-        super().__init__(["serve", "--listen", listen, "--engine-socket", self.socket,
-                          "--store-bytes", "64MiB", *args], directory, name, env=env)
+class Server(Process):
+    """A process with a REST API."""
+
+    def await_ready(self):
         self.url = self.line("kvplane ready ")
         self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
         self.port = int(port)
@@ -145,10 +143,6 @@ class Daemon(Process):
             raise AssertionError(f"{path}: {code} {answer}\n{self.stderr()}")
         return answer
 
-    def instance(self, name):
-        code, answer = self.get(f"/v1/kvplane/instances/{name}")
-        return answer.get("instance_view", answer) if code == 200 else None
-
     def metric(self, name, **labels):
         """Value of one series (0 if there is none yet)."""
         code, text = self.get("/metrics")
@@ -159,9 +153,35 @@ class Daemon(Process):
                     return float(line.rsplit(" ", 1)[1])
         return 0.0
 
+
+class Daemon(Server):
+    def __init__(self, directory, *args, listen="127.0.0.1:0", env=None, name="daemon",
+                 store_bytes="64MiB", socket_name="engine.sock"):
+        self.directory = directory
+        self.socket = os.path.join(directory, socket_name)
+        super().__init__(["serve", "--listen", listen, "--engine-socket", self.socket,
+                          "--store-bytes", store_bytes, *args], directory, name, env=env)
+        self.await_ready()
+
+    def instance(self, name):
+        code, answer = self.get(f"/v1/kvplane/instances/{name}")
+        return answer.get("instance_view", answer) if code == 200 else None
+
     def pending(self):
         return sum(self.metric(f"kvplane_tasks_{state}", queue=queue)
                    for state in ("queued", "running") for queue in ("put", "get", "lookup"))
+
+
+class StoreNode(Server):
+    """A node of the cluster; its share is reached at cluster_port, or by what --advertise says."""
+
+    def __init__(self, directory, etcd, *args, name="store-0", cluster_port=0,
+                 store_bytes="64MiB"):
+        super().__init__(["store", "--node-name", name, "--listen", "127.0.0.1:0",
+                          "--cluster-listen", f"127.0.0.1:{cluster_port}",
+                          "--store-bytes", store_bytes, "--etcd", etcd.endpoints, *args],
+                         directory, name)
+        self.await_ready()
 
 
 class Engine(Process):
@@ -345,6 +365,32 @@ class Case(unittest.TestCase):
 
     def etcd(self, n=1):
         return Etcd(self, n)
+
+    def store_node(self, etcd, *args, **kw):
+        node = StoreNode(self.directory, etcd, *args, **kw)
+        self.processes.append(node)
+        return node
+
+    def proxied_node(self, etcd, *args, name="store-0", **kw):
+        """A node that daemons reach through a proxy only: both."""
+        port = free_ports(1)[0]
+        proxy = self.proxy(f"127.0.0.1:{port}", name=f"{name}-net")
+        return self.store_node(etcd, "--advertise", proxy.address, *args, name=name,
+                               cluster_port=port, **kw), proxy
+
+    def cluster_daemon(self, etcd, *args, name="daemon", **kw):
+        """A daemon without a share of its own."""
+        return self.daemon("--etcd", etcd.endpoints, *args, name=name, store_bytes="0",
+                           socket_name=f"{name}.sock", **kw)
+
+    def trace(self, requests, name="trace.jsonl"):
+        """A file of requests, each a list of blocks; what an engine reads as --trace."""
+        path = os.path.join(self.directory, name)
+        with open(path, "w", encoding="utf-8") as out:
+            for blocks in requests:
+                out.write(json.dumps({"timestamp": 0, "input_length": 512 * len(blocks),
+                                      "output_length": 1, "hash_ids": blocks}) + "\n")
+        return path
 
     def proxy(self, target, **kw):
         proxy = Proxy(self.directory, target, **kw)
