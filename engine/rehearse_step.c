@@ -23,7 +23,7 @@
 
 #define RUN_MS         300000 /* bound of a run */
 #define OPEN_MS        20000  /* bound until an instance takes part again */
-#define CALL_MS        60000  /* bound of a call of the trainer's */
+#define CALL_MS        30000  /* bound of a call of the trainer's */
 #define STALLED_MAX    4      /* requests held halfway; fewer than an engine runs at a time */
 #define JUDGED_MAX     8      /* requests whose blocks are promised, of each side and step */
 #define HAIL           32     /* requests of a hail, of each side */
