@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The store client over nodes that do what the test says. */
+#include "fake_node.h"
 #include "placement.h"
 #include "sim_sched.h"
 
@@ -82,109 +83,6 @@ Test(placement, spaces_lie_independently_and_a_placement_key_keeps_together)
 }
 
 /* ---- batches ---- */
-
-enum answer { AT_ONCE, SILENT, REFUSE };
-
-struct fake_node {
-    struct kvs_node base;
-    struct sim_sched *sim;
-    enum answer answer;
-    kvb_status_t with;     /* what items come to, or submit answers */
-    struct kvb_list calls; /* in flight, by impl.link; impl.state: ended, and only to be told */
-    struct kvb_event event;
-    uint64_t heard_ns;
-    uint32_t calls_taken, items, in_flight, stops, expired, discards, discards_all;
-};
-
-static void on_event(struct kvb_event *event)
-{
-    struct fake_node *fake = kvb_container_of(event, struct fake_node, event);
-    for (bool more = true; more;) {
-        more = false;
-        kvb_list_each(&fake->calls, link)
-        {
-            struct kvs_node_call *call = kvb_container_of(link, struct kvs_node_call, impl.link);
-            if (call->impl.state != NULL) {
-                kvb_list_remove(&call->impl.link);
-                fake->in_flight--;
-                call->done(call);
-                more = true;
-                break; /* anything may have happened */
-            }
-        }
-    }
-}
-
-static void fake_end_call(struct fake_node *fake, struct kvs_node_call *call, kvb_status_t status)
-{
-    for (uint32_t i = 0; call->impl.state == NULL && i < call->n; i++) {
-        struct kvs_item *item = kvs_node_call_item(call, i);
-        item->status = status;
-        item->len = 7;
-    }
-    call->impl.state = fake;
-    kvb_sched_post(&fake->sim->sched, &fake->event);
-}
-
-static kvb_status_t fake_submit(struct kvs_node *node, struct kvs_node_call *call)
-{
-    struct fake_node *fake = kvb_container_of(node, struct fake_node, base);
-    fake->calls_taken++;
-    fake->items += call->n;
-    if (fake->answer == REFUSE) {
-        return fake->with;
-    }
-    for (uint32_t i = 0; i < call->n; i++) {
-        kvs_node_call_item(call, i)->status = KVB_IN_PROGRESS;
-    }
-    call->impl.state = NULL;
-    kvb_list_push_back(&fake->calls, &call->impl.link);
-    fake->in_flight++;
-    if (fake->answer == AT_ONCE) {
-        fake_end_call(fake, call, fake->with);
-    }
-    return KVB_OK;
-}
-
-static void fake_stop(struct kvs_node *node, struct kvs_node_call *call, bool expired,
-                      uint64_t stop_deadline_ns)
-{
-    struct fake_node *fake = kvb_container_of(node, struct fake_node, base);
-    (void)stop_deadline_ns;
-    fake->stops++;
-    fake->expired += expired;
-    fake_end_call(fake, call,
-                  !expired                        ? KVB_ERR_CANCELED
-                  : call->batch->op == KVS_EXISTS ? KVB_ERR_UNAVAILABLE
-                                                  : KVB_ERR_TIMEOUT);
-}
-
-static void fake_discard(struct kvs_node *node, struct kvs_hold hold, bool all_of_instance)
-{
-    struct fake_node *fake = kvb_container_of(node, struct fake_node, base);
-    cr_assert_eq(hold.instance, 5);
-    fake->discards += !all_of_instance;
-    fake->discards_all += all_of_instance;
-}
-
-static uint64_t fake_heard_ns(struct kvs_node *node)
-{
-    return kvb_container_of(node, struct fake_node, base)->heard_ns;
-}
-
-static const struct kvs_node_ops fake_ops = {
-    .submit = fake_submit,
-    .stop = fake_stop,
-    .discard = fake_discard,
-    .heard_ns = fake_heard_ns,
-};
-
-static void fake_node_init(struct fake_node *fake, struct sim_sched *sim)
-{
-    *fake = (struct fake_node){.base.ops = &fake_ops, .sim = sim};
-    kvb_list_init(&fake->calls);
-    kvb_event_init(&fake->event, on_event);
-}
 
 #define NODES 4u
 #define ITEMS 200u
@@ -304,7 +202,7 @@ Test(client, a_silent_node_is_unavailable_at_the_deadline_and_the_others_answer)
 {
     struct world world;
     world_open(&world, NODES);
-    world.nodes[2].answer = SILENT;
+    world.nodes[2].answer = FAKE_SILENT;
     cr_assert_eq(submit(&world), KVB_OK);
     sim_advance(&world.sim, 99);
     cr_assert_eq(world.done, 0);
@@ -321,13 +219,13 @@ Test(client, a_node_that_refuses_fails_its_items_alone)
 {
     struct world world;
     world_open(&world, NODES);
-    world.nodes[1].answer = REFUSE;
+    world.nodes[1].answer = FAKE_REFUSE;
     world.nodes[1].with = KVB_ERR_NO_MEMORY;
     cr_assert_eq(submit(&world), KVB_OK);
     cr_assert(sim_run_until(&world.sim, is_done, &world, 10));
     cr_assert_eq(count(&world, KVB_ERR_NO_MEMORY), world.nodes[1].items);
     for (uint32_t i = 0; i < NODES; i++) {
-        world.nodes[i].answer = REFUSE;
+        world.nodes[i].answer = FAKE_REFUSE;
         world.nodes[i].with = KVB_ERR_NO_MEMORY;
     }
     cr_assert_eq(submit(&world), KVB_OK);
@@ -350,7 +248,7 @@ Test(client, cancel_completes_once_and_twice_is_once)
 {
     struct world world;
     world_open(&world, 1);
-    world.nodes[0].answer = SILENT;
+    world.nodes[0].answer = FAKE_SILENT;
     cr_assert_eq(submit(&world), KVB_OK);
     world.inside = true;
     kvs_client_cancel(&world.batch, sim_in_ms(&world.sim, 10));
@@ -404,6 +302,7 @@ Test(client, discards_on_every_node)
     kvs_client_discard_instance(world.client, 5);
     for (uint32_t i = 0; i < NODES; i++) {
         cr_assert_eq(world.nodes[i].discards, 1);
+        cr_assert_eq(world.nodes[i].held_by, 5);
         cr_assert_eq(world.nodes[i].discards_all, 1);
     }
     world_close(&world);
@@ -451,7 +350,7 @@ Test(members, a_removed_node_gets_nothing_and_is_given_back_when_its_last_call_e
 {
     struct world world;
     world_open(&world, NODES);
-    world.nodes[1].answer = SILENT;
+    world.nodes[1].answer = FAKE_SILENT;
     world.batch.op = KVS_PUT;
     cr_assert_eq(submit(&world), KVB_OK);
     cr_assert_eq(remove_node(&world, "node-1"), KVB_OK);
@@ -550,8 +449,8 @@ Test(members, batches_in_flight_across_changes_complete_once)
             }
             break;
         case 3:
-            nodes[i].answer = (enum answer)sim_below(&world.sim, 3);
-            nodes[i].with = nodes[i].answer == REFUSE       ? KVB_ERR_UNAVAILABLE
+            nodes[i].answer = (enum fake_answer)sim_below(&world.sim, 3);
+            nodes[i].with = nodes[i].answer == FAKE_REFUSE  ? KVB_ERR_UNAVAILABLE
                             : sim_below(&world.sim, 2) == 0 ? KVB_OK
                                                             : KVB_ERR_CHECKSUM;
             break;
@@ -650,7 +549,7 @@ static bool sick(struct world *world, uint32_t node)
     return told(world, node).sick;
 }
 
-static void node_is(struct world *world, uint32_t node, enum answer answer, kvb_status_t with)
+static void node_is(struct world *world, uint32_t node, enum fake_answer answer, kvb_status_t with)
 {
     world->nodes[node].answer = answer;
     world->nodes[node].with = with;
@@ -659,7 +558,7 @@ static void node_is(struct world *world, uint32_t node, enum answer answer, kvb_
 /* Three times: it is sick then. */
 static void make_sick(struct world *world, uint32_t node)
 {
-    node_is(world, node, AT_ONCE, KVB_ERR_DISCONNECTED);
+    node_is(world, node, FAKE_AT_ONCE, KVB_ERR_DISCONNECTED);
     for (uint32_t i = 0; i < 3; i++) {
         cr_assert(!sick(world, node));
         cr_assert_eq(run(world, KVS_PUT), KVB_OK);
@@ -673,13 +572,13 @@ Test(health, b48_a_node_that_fails_transfers_leaves_the_choice_and_comes_back)
 {
     struct world world;
     world_open(&world, 3);
-    node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_ERR_DISCONNECTED);
     uint32_t failed_batches = 0;
     for (uint32_t i = 0; i < 200; i++) {
         uint64_t before_ns = world.sim.now_ns;
-        node_is(&world, 1, AT_ONCE, KVB_OK); /* its lookups work all the time */
+        node_is(&world, 1, FAKE_AT_ONCE, KVB_OK); /* its lookups work all the time */
         cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
-        node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+        node_is(&world, 1, FAKE_AT_ONCE, KVB_ERR_DISCONNECTED);
         cr_assert_eq(run(&world, i % 2 == 0 ? KVS_PUT : KVS_GET), KVB_OK);
         failed_batches += count(&world, KVB_OK) != ITEMS;
         cr_assert_eq(world.sim.now_ns, before_ns, "nobody waits for it");
@@ -688,7 +587,7 @@ Test(health, b48_a_node_that_fails_transfers_leaves_the_choice_and_comes_back)
     cr_assert(sick(&world, 1));
     cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
     cr_assert_eq(count(&world, KVB_OK), ITEMS, "its puts go to the next");
-    node_is(&world, 1, AT_ONCE, KVB_OK); /* it heals */
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_OK); /* it heals */
     (void)items_of(&world, 1);
     sim_advance(&world.sim, 1999);
     cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
@@ -707,10 +606,10 @@ Test(health, only_failures_in_a_row_make_sick)
     struct world world;
     world_open(&world, NODES);
     for (uint32_t i = 0; i < 10; i++) {
-        node_is(&world, 1, AT_ONCE, KVB_ERR_CHECKSUM);
+        node_is(&world, 1, FAKE_AT_ONCE, KVB_ERR_CHECKSUM);
         cr_assert_eq(run(&world, KVS_GET), KVB_OK);
         cr_assert_eq(run(&world, KVS_GET), KVB_OK);
-        node_is(&world, 1, AT_ONCE, KVB_ERR_NOT_FOUND);
+        node_is(&world, 1, FAKE_AT_ONCE, KVB_ERR_NOT_FOUND);
         cr_assert_eq(run(&world, KVS_GET), KVB_OK);
         cr_assert(!sick(&world, 1));
     }
@@ -723,7 +622,7 @@ Test(health, what_fails_together_counts_once)
 {
     struct world world;
     world_open(&world, NODES);
-    node_is(&world, 1, SILENT, KVB_OK);
+    node_is(&world, 1, FAKE_SILENT, KVB_OK);
     struct world others[10];
     for (uint32_t i = 0; i < 10; i++) {
         others[i] = (struct world){.client = world.client, .batch = world.batch};
@@ -742,7 +641,7 @@ Test(health, what_fails_together_counts_once)
     sim_settle(&world.sim);
     cr_assert_eq(told(&world, 1).failures, 10);
     cr_assert(!sick(&world, 1), "one connection broke");
-    node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_ERR_DISCONNECTED);
     cr_assert_eq(run(&world, KVS_GET), KVB_OK);
     cr_assert(!sick(&world, 1));
     cr_assert_eq(run(&world, KVS_GET), KVB_OK);
@@ -767,7 +666,7 @@ Test(health, what_says_nothing_of_the_node_does_not_count)
         for (uint32_t refused = 0; refused < 2; refused++) {
             struct world world;
             world_open(&world, NODES);
-            node_is(&world, 3, refused ? REFUSE : AT_ONCE, cases[i].status);
+            node_is(&world, 3, refused ? FAKE_REFUSE : FAKE_AT_ONCE, cases[i].status);
             for (uint32_t n = 0; n < 5; n++) {
                 cr_assert_eq(run(&world, KVS_GET), KVB_OK);
             }
@@ -781,7 +680,7 @@ Test(health, a_lookup_of_a_silent_node_is_a_miss_at_its_bound_and_then_at_once)
 {
     struct world world;
     world_open(&world, NODES);
-    node_is(&world, 2, SILENT, KVB_OK);
+    node_is(&world, 2, FAKE_SILENT, KVB_OK);
     uint64_t before_ns = world.sim.now_ns;
     cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
     cr_assert_eq(world.sim.now_ns - before_ns, 500 * KVB_NS_PER_MS, "not the batch's 60 s");
@@ -802,7 +701,7 @@ Test(health, a_node_that_is_heard_is_slow_not_silent)
 {
     struct world world;
     world_open(&world, NODES);
-    node_is(&world, 2, SILENT, KVB_OK);
+    node_is(&world, 2, FAKE_SILENT, KVB_OK);
     for (uint32_t i = 0; i < 3; i++) {
         cr_assert(!sick(&world, 2));
         world.nodes[2].heard_ns = sim_in_ms(&world.sim, 100);
@@ -816,7 +715,7 @@ Test(health, deadlines_shorter_than_the_bound_are_no_failures_but_silence_is)
 {
     struct world world;
     world_open(&world, NODES);
-    node_is(&world, 2, SILENT, KVB_OK);
+    node_is(&world, 2, FAKE_SILENT, KVB_OK);
     for (uint32_t i = 0; i < 10; i++) {
         cr_assert_eq(sick(&world, 2), i > 5, "after %u times 90 ms", i);
         world.batch.op = KVS_EXISTS;
@@ -831,7 +730,7 @@ Test(health, a_transfer_gets_the_time_that_its_bytes_take)
 {
     struct world world;
     world_open(&world, 1);
-    world.nodes[0].answer = SILENT;
+    world.nodes[0].answer = FAKE_SILENT;
     struct kvt_slice slice = {.len = 8192 * 1000};
     world.items[0].slices = &slice;
     world.items[0].nslices = 1;
@@ -851,7 +750,7 @@ Test(health, one_call_at_a_time_tries_a_sick_node)
     world_open(&world, NODES);
     make_sick(&world, 1);
     uint32_t before = world.nodes[1].calls_taken;
-    node_is(&world, 1, SILENT, KVB_OK);
+    node_is(&world, 1, FAKE_SILENT, KVB_OK);
     sim_advance(&world.sim, 2000);
     world.batch.op = KVS_EXISTS;
     world.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
@@ -871,7 +770,7 @@ Test(health, one_call_at_a_time_tries_a_sick_node)
     cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
     cr_assert_eq(world.nodes[1].calls_taken, before + 1, "it is left alone again");
     sim_advance(&world.sim, 10);
-    node_is(&world, 1, AT_ONCE, KVB_OK);
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_OK);
     cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
     cr_assert_eq(world.nodes[1].calls_taken, before + 2);
     cr_assert(!sick(&world, 1));
@@ -885,14 +784,14 @@ Test(health, a_try_that_is_canceled_says_nothing_and_another_may_follow)
     world_open(&world, NODES);
     make_sick(&world, 1);
     sim_advance(&world.sim, 2000);
-    node_is(&world, 1, SILENT, KVB_OK);
+    node_is(&world, 1, FAKE_SILENT, KVB_OK);
     world.batch.op = KVS_GET;
     world.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
     cr_assert_eq(submit(&world), KVB_OK);
     kvs_client_cancel(&world.batch, sim_in_ms(&world.sim, 10));
     cr_assert(sim_run_until(&world.sim, is_done, &world, 20));
     cr_assert(sick(&world, 1));
-    node_is(&world, 1, AT_ONCE, KVB_OK);
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_OK);
     cr_assert_eq(run(&world, KVS_GET), KVB_OK);
     cr_assert(!sick(&world, 1));
     world_close(&world);
@@ -904,16 +803,16 @@ Test(health, one_that_came_back_leaves_at_its_first_failure)
     world_open(&world, NODES);
     make_sick(&world, 1);
     sim_advance(&world.sim, 2000);
-    node_is(&world, 1, AT_ONCE, KVB_OK);
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_OK);
     cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
     cr_assert(!sick(&world, 1));
-    node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_ERR_DISCONNECTED);
     cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
     cr_assert(sick(&world, 1), "its lookups worked, its puts have not since");
     sim_advance(&world.sim, 2000);
-    node_is(&world, 1, AT_ONCE, KVB_OK);
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_OK);
     cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
-    node_is(&world, 1, AT_ONCE, KVB_ERR_DISCONNECTED);
+    node_is(&world, 1, FAKE_AT_ONCE, KVB_ERR_DISCONNECTED);
     cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
     cr_assert(!sick(&world, 1), "puts had worked");
     world_close(&world);
@@ -940,7 +839,7 @@ Test(health, a_remove_that_could_not_ask_a_sick_node_does_not_say_not_found)
     world_open(&world, NODES);
     make_sick(&world, 1);
     for (uint32_t i = 0; i < NODES; i++) {
-        node_is(&world, i, AT_ONCE, KVB_ERR_NOT_FOUND);
+        node_is(&world, i, FAKE_AT_ONCE, KVB_ERR_NOT_FOUND);
     }
     cr_assert_eq(run(&world, KVS_REMOVE), KVB_OK);
     cr_assert_eq(count(&world, KVB_ERR_UNAVAILABLE), ITEMS);
@@ -952,7 +851,7 @@ Test(health, no_node_is_blamed_when_this_process_was_held_up)
 {
     struct world world;
     world_open(&world, NODES);
-    node_is(&world, 2, SILENT, KVB_OK);
+    node_is(&world, 2, FAKE_SILENT, KVB_OK);
     world.batch.op = KVS_EXISTS;
     world.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
     cr_assert_eq(submit(&world), KVB_OK);
@@ -982,10 +881,10 @@ Test(health, a_node_in_this_process_is_bounded_by_the_batch_alone_and_never_sick
 {
     struct world world;
     world_open(&world, 2);
-    struct kvs_node_ops here = fake_ops;
+    struct kvs_node_ops here = fake_node_ops;
     here.in_process = true;
     world.nodes[1].base.ops = &here;
-    node_is(&world, 1, SILENT, KVB_OK);
+    node_is(&world, 1, FAKE_SILENT, KVB_OK);
     uint64_t before_ns = world.sim.now_ns;
     for (uint32_t i = 0; i < 4; i++) {
         cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
@@ -1003,7 +902,7 @@ Test(health, limits_are_settable_and_0_is_the_default)
                           &(struct kvs_client_health){.lookup_ms = 120, .failures = 1});
     fake_node_init(&world.nodes[0], &world.sim);
     cr_assert_eq(kvs_client_add_node(world.client, "a", &world.nodes[0].base, 77), KVB_OK);
-    node_is(&world, 0, SILENT, KVB_OK);
+    node_is(&world, 0, FAKE_SILENT, KVB_OK);
     uint64_t before_ns = world.sim.now_ns;
     cr_assert_eq(run(&world, KVS_EXISTS), KVB_OK);
     cr_assert_eq(world.sim.now_ns - before_ns, 120 * KVB_NS_PER_MS);
@@ -1013,9 +912,9 @@ Test(health, limits_are_settable_and_0_is_the_default)
     cr_assert_eq(node.weight, 77);
     cr_assert_str_eq(node.name, "a");
     sim_advance(&world.sim, 2000);
-    node_is(&world, 0, AT_ONCE, KVB_OK);
+    node_is(&world, 0, FAKE_AT_ONCE, KVB_OK);
     cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
-    node_is(&world, 0, AT_ONCE, KVB_ERR_TIMEOUT);
+    node_is(&world, 0, FAKE_AT_ONCE, KVB_ERR_TIMEOUT);
     cr_assert_eq(run(&world, KVS_PUT), KVB_OK);
     cr_assert(sick(&world, 0), "one failure is enough");
     world_close(&world);
