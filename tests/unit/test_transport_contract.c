@@ -3,7 +3,9 @@
  * What every transport promises (transport/transport.h, transport/region.h). Each test runs against
  * each row of `kinds`; a new transport adds a row.
  */
+#include "sim_net.h"
 #include "sim_sched.h"
+#include "tcp_rig.h"
 #include "test_memory.h"
 #include "test_values.h"
 
@@ -17,14 +19,25 @@
 #define KIB(n) ((uint64_t)(n) << 10)
 #define MIB(n) ((uint64_t)(n) << 20)
 
+struct bench;
+struct job;
+
 struct kind {
     const char *name;
-    kvb_status_t (*create)(struct kvt_regions *regions, uint32_t in_flight_max,
-                           struct kvt_transport **transport_p);
+    kvb_status_t (*open)(struct bench *bench, uint32_t in_flight_max);
+    void (*close)(struct bench *bench); /* after the transport is gone; NULL: nothing */
+    /* Puts where the node's bytes are into a question, for transports that ask; NULL: nothing. */
+    kvb_status_t (*ask)(struct bench *bench, struct job *job);
 };
 
+static kvb_status_t loopback_open(struct bench *bench, uint32_t in_flight_max);
+static kvb_status_t tcp_open(struct bench *bench, uint32_t in_flight_max);
+static void tcp_close(struct bench *bench);
+static kvb_status_t tcp_ask(struct bench *bench, struct job *job);
+
 static const struct kind kinds[] = {
-    {"loopback", kvt_loopback_create},
+    {"loopback", loopback_open, NULL, NULL},
+    {"tcp", tcp_open, tcp_close, tcp_ask},
 };
 
 #define EACH_KIND(kind)                                                                            \
@@ -33,7 +46,11 @@ static const struct kind kinds[] = {
 #define NODE_LEN MIB(16)
 
 struct bench {
+    const struct kind *kind;
     struct sim_sched sim;
+    struct sim_net net;
+    struct sim_side side;
+    struct rig_node rig;
     struct kvt_regions *regions;
     struct kvt_transport *transport;
     struct kvt_share *share;
@@ -59,10 +76,11 @@ static kvb_status_t region_open(struct bench *bench, const struct test_memory *m
 static void bench_open(struct bench *bench, const struct kind *kind, uint32_t in_flight_max,
                        uint64_t engine_len)
 {
+    bench->kind = kind;
     sim_init(&bench->sim, sim_seed(1));
     cr_assert_eq(kvt_regions_create(&bench->sim.sched, &bench->regions), KVB_OK);
-    cr_assert_eq(kind->create(bench->regions, in_flight_max, &bench->transport), KVB_OK);
     test_memory_init(&bench->node, "node", NODE_LEN);
+    cr_assert_eq(kind->open(bench, in_flight_max), KVB_OK);
     test_memory_init(&bench->engine, "engine", engine_len);
     cr_assert_eq(kvt_share_create(bench->transport, bench->node.base, NODE_LEN, &bench->share),
                  KVB_OK);
@@ -101,6 +119,9 @@ static void bench_close(struct bench *bench)
     kvt_region_destroy(bench->region);
     kvt_share_destroy(bench->share);
     kvt_transport_destroy(bench->transport);
+    if (bench->kind->close != NULL) {
+        bench->kind->close(bench);
+    }
     kvt_regions_destroy(bench->regions);
     test_memory_cleanup(&bench->engine);
     test_memory_cleanup(&bench->node);
@@ -111,6 +132,8 @@ struct job {
     struct kvt_transfer transfer;
     struct kvt_slice slice; /* used unless the test brings its own */
     struct kvt_extent extent;
+    uint8_t text[RIG_EXTENTS_MAX * sizeof(struct kvt_extent)];
+    uint8_t answer[16];
     bool done;
     bool inside; /* start or cancel is running */
     uint32_t times;
@@ -149,9 +172,12 @@ static void job_init(struct job *job, struct bench *bench, enum kvt_direction di
 
 static kvb_status_t job_start(struct job *job, struct bench *bench)
 {
-    job->inside = true;
-    kvb_status_t status = kvt_transfer_start(bench->transport, &job->transfer);
-    job->inside = false;
+    kvb_status_t status = bench->kind->ask != NULL ? bench->kind->ask(bench, job) : KVB_OK;
+    if (status == KVB_OK) {
+        job->inside = true;
+        status = kvt_transfer_start(bench->transport, &job->transfer);
+        job->inside = false;
+    }
     return status;
 }
 
@@ -170,6 +196,81 @@ static kvb_status_t job_run(struct job *job, struct bench *bench)
     }
     cr_assert(sim_run_until_true(&bench->sim, &job->done, 60000));
     return job->status;
+}
+
+/* ---- kinds ---- */
+
+static kvb_status_t loopback_open(struct bench *bench, uint32_t in_flight_max)
+{
+    return kvt_loopback_create(bench->regions, in_flight_max, &bench->transport);
+}
+
+static void on_accept(void *ctx, int fd)
+{
+    struct bench *bench = ctx;
+    cr_assert_eq(kvt_tcp_server_adopt(bench->rig.server, fd), KVB_OK);
+}
+
+static void on_up(void *ctx, const struct kvt_tcp_hello *hello)
+{
+    (void)ctx;
+    cr_assert_str_eq(hello->name, "node");
+}
+
+static void on_down(void *ctx, kvb_status_t why)
+{
+    (void)ctx;
+    cr_assert_fail("down: %s", kvb_status_label(why));
+}
+
+static kvb_status_t tcp_open(struct bench *bench, uint32_t in_flight_max)
+{
+    static const struct kvt_tcp_peer_ops peer_ops = {.up = on_up, .down = on_down};
+    bench->side = (struct sim_side){.accept = on_accept, .ctx = bench};
+    sim_net_init(&bench->net, &bench->sim, &bench->side);
+    struct kvt_tcp_common common = {.net = &bench->net.base, .secret = "s", .secret_len = 1};
+    struct kvt_tcp_server_config server = {
+        .common = common, .sched = &bench->sim.sched, .name = "node", .incarnation = 1};
+    cr_assert_eq(rig_node_init(&bench->rig, bench->node.base, NODE_LEN, server), KVB_OK);
+    struct kvt_tcp_peer_config peer = {.common = common,
+                                       .address = "127.0.0.1:1",
+                                       .in_flight_max = in_flight_max,
+                                       .ops = &peer_ops};
+    return kvt_tcp_peer_create(bench->regions, &peer, &bench->transport);
+}
+
+static void tcp_close(struct bench *bench)
+{
+    rig_node_cleanup(&bench->rig);
+    cr_assert_eq(bench->net.open, 0);
+}
+
+/* What lies outside is refused here, as by the store's side of it; by the node, too (test_tcp.c).
+ */
+static kvb_status_t tcp_ask(struct bench *bench, struct job *job)
+{
+    struct kvt_transfer *transfer = &job->transfer;
+    uint64_t slices = 0, extents = 0;
+    for (uint32_t i = 0; i < transfer->nslices; i++) {
+        slices += transfer->slices[i].len;
+    }
+    for (uint32_t i = 0; i < transfer->nextents; i++) {
+        const struct kvt_extent *extent = &transfer->extents[i];
+        if (extent->len > NODE_LEN || extent->offset > NODE_LEN - extent->len) {
+            return KVB_ERR_INVALID;
+        }
+        extents += extent->len;
+    }
+    if (slices != extents) {
+        return KVB_ERR_INVALID;
+    }
+    rig_text_pack(transfer->extents, transfer->nextents, job->text);
+    transfer->type = transfer->direction == KVT_TO_SHARE ? RIG_PUT : RIG_GET;
+    transfer->ask = (struct kvb_span){job->text, transfer->nextents * sizeof(struct kvt_extent)};
+    transfer->answer = job->answer;
+    transfer->answer_cap = sizeof job->answer;
+    (void)bench;
+    return KVB_OK;
 }
 
 static void assert_idle(struct bench *bench)

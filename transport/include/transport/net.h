@@ -5,6 +5,7 @@
 #include "base/io.h"
 #include "base/status.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/uio.h>
 
@@ -19,8 +20,9 @@
 
 struct kvt_net;
 struct kvt_socket {
-    /* events: KVB_IO_READ | KVB_IO_WRITE, of those asked for. */
+    /* events: KVB_IO_READ | KVB_IO_WRITE, of those asked for. Both are the user's to set. */
     void (*ready)(struct kvt_socket *socket, unsigned events);
+    void *ctx;
 };
 
 struct kvt_net_ops {
@@ -39,9 +41,12 @@ struct kvt_net_ops {
      */
     void (*want)(struct kvt_socket *socket, unsigned events);
     /* Who is at the other end, without port, for limits and logs; "": it does not say. */
-    void (*from)(const struct kvt_socket *socket, char out[KVT_NET_FROM_MAX]);
+    void (*from)(struct kvt_socket *socket, char out[KVT_NET_FROM_MAX]);
     void (*close)(struct kvt_socket *socket); /* frees it; ready() does not come any more */
 };
+/* Has it that form? */
+bool kvt_address_valid(const char *address);
+
 struct kvt_net {
     const struct kvt_net_ops *ops;
 };

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "handshake.h"
+
+#include "base/assert.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <string.h>
+
+/* Offsets in a greeting, and in ADMITTED. */
+enum { AT_MIN = 0, AT_MAX = 4, AT_FEATURES = 8, AT_SILENCE = 16, AT_ZERO = 20, AT_NONCE = 24 };
+_Static_assert(AT_NONCE + 32 == TCP_GREETING_LEN, "the nonce is the last field");
+enum { AT_INCARNATION = TCP_PROOF_LEN, AT_NAME_LEN = 40, AT_NAME = 41 };
+
+static void put_le(uint8_t *out, uint64_t value, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        out[i] = (uint8_t)(value >> (8 * i));
+    }
+}
+
+static uint64_t get_le(const uint8_t *in, size_t len)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < len; i++) {
+        value |= (uint64_t)in[i] << (8 * i);
+    }
+    return value;
+}
+
+/* ---- greetings ---- */
+
+void tcp_greeting_make(const struct kvt_tcp_common *common, const struct kvb_random *random,
+                       uint8_t out[TCP_PAYLOAD_MAX], size_t *len_p)
+{
+    put_le(out + AT_MIN, KVT_TCP_VERSION_MIN, 4);
+    put_le(out + AT_MAX, KVT_TCP_VERSION, 4);
+    put_le(out + AT_FEATURES, common->features, 8);
+    put_le(out + AT_SILENCE, common->silence_ms, 4);
+    put_le(out + AT_ZERO, 0, 4);
+    random->fill(random->ctx, out + AT_NONCE, 32);
+    *len_p = TCP_GREETING_LEN;
+}
+
+static struct tcp_greeting greeting_unpack(const uint8_t *payload)
+{
+    struct tcp_greeting greeting = {
+        .version_min = (uint32_t)get_le(payload + AT_MIN, 4),
+        .version_max = (uint32_t)get_le(payload + AT_MAX, 4),
+        .features = get_le(payload + AT_FEATURES, 8),
+        .silence_ms = (uint32_t)get_le(payload + AT_SILENCE, 4),
+    };
+    memcpy(greeting.nonce, payload + AT_NONCE, sizeof greeting.nonce);
+    return greeting;
+}
+
+kvb_status_t tcp_greeting_take(const uint8_t *payload, size_t len, uint8_t into[TCP_PAYLOAD_MAX],
+                               size_t *len_p)
+{
+    kvb_assert(len >= TCP_GREETING_LEN && len <= TCP_PAYLOAD_MAX); /* the table of messages */
+    struct tcp_greeting greeting = greeting_unpack(payload);
+    if (greeting.version_min == 0 || greeting.version_min > greeting.version_max ||
+        greeting.silence_ms == 0) {
+        return KVB_ERR_PROTOCOL;
+    }
+    memcpy(into, payload, len);
+    *len_p = len;
+    return KVB_OK;
+}
+
+kvb_status_t tcp_handshake_agree(struct tcp_handshake *shake, bool client)
+{
+    struct tcp_greeting hello = greeting_unpack(shake->hello);
+    struct tcp_greeting challenge = greeting_unpack(shake->challenge);
+    uint32_t least =
+        hello.version_min > challenge.version_min ? hello.version_min : challenge.version_min;
+    uint32_t most =
+        hello.version_max < challenge.version_max ? hello.version_max : challenge.version_max;
+    if (least > most) {
+        return KVB_ERR_UNSUPPORTED;
+    }
+    shake->version = most;
+    shake->features = hello.features & challenge.features;
+    shake->their_silence_ms = client ? challenge.silence_ms : hello.silence_ms;
+    return KVB_OK;
+}
+
+/* ---- proofs ---- */
+
+static kvb_status_t sign(const struct kvt_tcp_common *common, const struct tcp_handshake *shake,
+                         const char *label, const uint8_t *more, size_t more_len,
+                         uint8_t out[TCP_PROOF_LEN])
+{
+    /* label, NUL, then each part behind its length: no two lists of parts give the same bytes. */
+    uint8_t text[32 + 3 * (4 + TCP_PAYLOAD_MAX)];
+    const struct {
+        const uint8_t *data;
+        size_t len;
+    } parts[] = {{shake->hello, shake->hello_len},
+                 {shake->challenge, shake->challenge_len},
+                 {more, more_len}};
+    size_t len = strlen(label) + 1;
+    memcpy(text, label, len);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        put_le(text + len, parts[i].len, 4);
+        len += 4;
+        if (parts[i].len > 0) {
+            memcpy(text + len, parts[i].data, parts[i].len);
+            len += parts[i].len;
+        }
+    }
+    unsigned int mac_len = 0;
+    if (HMAC(EVP_sha256(), common->secret, (int)common->secret_len, text, len, out, &mac_len) ==
+        NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    kvb_assert(mac_len == TCP_PROOF_LEN);
+    return KVB_OK;
+}
+
+static const char client_label[] = "kvplane tcp 1 client";
+static const char node_label[] = "kvplane tcp 1 node";
+
+kvb_status_t tcp_proof_make(const struct kvt_tcp_common *common, const struct tcp_handshake *shake,
+                            uint8_t out[TCP_PROOF_LEN])
+{
+    return sign(common, shake, client_label, NULL, 0, out);
+}
+
+/* In constant time: how long it takes says nothing about how much of the proof was right. */
+static kvb_status_t compare(const uint8_t *proof, const uint8_t *right)
+{
+    return CRYPTO_memcmp(proof, right, TCP_PROOF_LEN) == 0 ? KVB_OK : KVB_ERR_REFUSED;
+}
+
+kvb_status_t tcp_proof_check(const struct kvt_tcp_common *common, const struct tcp_handshake *shake,
+                             const uint8_t proof[TCP_PROOF_LEN])
+{
+    uint8_t right[TCP_PROOF_LEN];
+    kvb_status_t status = sign(common, shake, client_label, NULL, 0, right);
+    return status == KVB_OK ? compare(proof, right) : status;
+}
+
+/* ---- who the node is ---- */
+
+bool tcp_name_valid(const char *name, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if (name[i] < '!' || name[i] > '~') {
+            return false;
+        }
+    }
+    return len > 0 && len < TCP_NAME_MAX;
+}
+
+kvb_status_t tcp_identity_make(const struct kvt_tcp_common *common,
+                               const struct tcp_handshake *shake,
+                               const struct tcp_identity *identity, uint8_t out[TCP_PAYLOAD_MAX],
+                               size_t *len_p)
+{
+    size_t name_len = strlen(identity->name);
+    put_le(out + AT_INCARNATION, identity->incarnation, 8);
+    put_le(out + AT_NAME_LEN, name_len, 1);
+    memcpy(out + AT_NAME, identity->name, name_len);
+    size_t len = AT_NAME + name_len;
+    kvb_status_t status =
+        sign(common, shake, node_label, out + AT_INCARNATION, len - AT_INCARNATION, out);
+    if (status == KVB_OK) {
+        *len_p = len;
+    }
+    return status;
+}
+
+kvb_status_t tcp_identity_take(const struct kvt_tcp_common *common,
+                               const struct tcp_handshake *shake, const uint8_t *payload,
+                               size_t len, struct tcp_identity *identity_p)
+{
+    uint8_t right[TCP_PROOF_LEN];
+    kvb_status_t status =
+        sign(common, shake, node_label, payload + AT_INCARNATION, len - AT_INCARNATION, right);
+    if (status == KVB_OK) {
+        status = compare(payload, right);
+    }
+    if (status != KVB_OK) {
+        return status;
+    }
+    struct tcp_identity identity = {.incarnation = get_le(payload + AT_INCARNATION, 8)};
+    size_t name_len = payload[AT_NAME_LEN];
+    if (len != AT_NAME + name_len || name_len >= sizeof identity.name) {
+        return KVB_ERR_PROTOCOL;
+    }
+    memcpy(identity.name, payload + AT_NAME, name_len);
+    if (!tcp_name_valid(identity.name, name_len)) {
+        return KVB_ERR_PROTOCOL;
+    }
+    *identity_p = identity;
+    return KVB_OK;
+}
