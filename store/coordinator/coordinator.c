@@ -72,9 +72,88 @@ void kvs_coordinator_each_name(struct kvs_coordinator *coordinator,
     coordinator->ops->each_name(coordinator, each, arg);
 }
 
+kvb_status_t kvs_coordinator_watch(struct kvs_coordinator *coordinator,
+                                   const struct kvs_watch_ops *ops, void *ctx)
+{
+    return coordinator->ops->watch(coordinator, ops, ctx);
+}
+
+kvb_status_t kvs_coordinator_announce(struct kvs_coordinator *coordinator,
+                                      const struct kvs_node_record *record)
+{
+    return coordinator->ops->announce(coordinator, record);
+}
+
+void kvs_coordinator_withdraw(struct kvs_coordinator *coordinator,
+                              struct kvs_coord_request *request)
+{
+    coordinator->ops->withdraw(coordinator, request);
+}
+
+void kvs_coordinator_set_quota(struct kvs_coordinator *coordinator, const char *tenant,
+                               uint64_t bytes, struct kvs_coord_request *request)
+{
+    coordinator->ops->set_quota(coordinator, tenant, bytes, request);
+}
+
+kvb_status_t kvs_member_publish(struct kvs_member *member, const char *text)
+{
+    return member->coordinator->ops->publish(member, text);
+}
+
+void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
+                                   void (*each)(void *arg, const char *instance,
+                                                const struct kvs_space *space, uint64_t token,
+                                                const char *text),
+                                   void *arg)
+{
+    coordinator->ops->each_instance(coordinator, each, arg);
+}
+
 void kvs_coordinator_destroy(struct kvs_coordinator *coordinator)
 {
     if (coordinator != NULL) {
         coordinator->ops->destroy(coordinator);
+    }
+}
+
+/* ---- requests ---- */
+
+static void on_answer(struct kvb_event *event)
+{
+    struct kvs_coord_request *request =
+        kvb_container_of(event, struct kvs_coord_request, impl.event);
+    kvb_list_remove(&request->impl.link);
+    request->done(request, request->impl.status);
+}
+
+void kvs_request_begin(struct kvb_list *requests, struct kvs_coordinator *coordinator,
+                       struct kvs_member *member, struct kvs_coord_request *request)
+{
+    kvb_event_init(&request->impl.event, on_answer);
+    request->impl.coordinator = coordinator;
+    request->impl.member = member;
+    request->impl.status = KVB_IN_PROGRESS;
+    request->impl.state = NULL;
+    kvb_list_push_back(requests, &request->impl.link);
+}
+
+void kvs_request_answer(struct kvb_sched *sched, struct kvs_coord_request *request,
+                        kvb_status_t status)
+{
+    request->impl.status = status;
+    kvb_sched_post(sched, &request->impl.event);
+}
+
+void kvs_request_cancel_all(struct kvb_list *requests, void (*disown)(void *state))
+{
+    for (struct kvb_list *link; (link = kvb_list_pop(requests)) != NULL;) {
+        struct kvs_coord_request *request =
+            kvb_container_of(link, struct kvs_coord_request, impl.link);
+        if (request->impl.state != NULL) {
+            disown(request->impl.state);
+        }
+        kvb_sched_unpost(&request->impl.event);
+        request->done(request, KVB_ERR_CANCELED);
     }
 }

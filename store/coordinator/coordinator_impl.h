@@ -28,6 +28,19 @@ struct kvs_coordinator_ops {
                                    struct kvb_lineage lineage, uint32_t members),
                       void *arg);
     void (*destroy)(struct kvs_coordinator *coordinator);
+    kvb_status_t (*watch)(struct kvs_coordinator *coordinator, const struct kvs_watch_ops *ops,
+                          void *ctx);
+    kvb_status_t (*announce)(struct kvs_coordinator *coordinator,
+                             const struct kvs_node_record *record);
+    void (*withdraw)(struct kvs_coordinator *coordinator, struct kvs_coord_request *request);
+    void (*set_quota)(struct kvs_coordinator *coordinator, const char *tenant, uint64_t bytes,
+                      struct kvs_coord_request *request);
+    kvb_status_t (*publish)(struct kvs_member *member, const char *text);
+    void (*each_instance)(struct kvs_coordinator *coordinator,
+                          void (*each)(void *arg, const char *instance,
+                                       const struct kvs_space *space, uint64_t token,
+                                       const char *text),
+                          void *arg);
 };
 
 struct kvs_coordinator {
@@ -36,5 +49,16 @@ struct kvs_coordinator {
 struct kvs_member {
     struct kvs_coordinator *coordinator;
 };
+
+/* ---- requests, for every coordinator ---- */
+
+/* It is open from here on; impl.state is the coordinator's. */
+void kvs_request_begin(struct kvb_list *requests, struct kvs_coordinator *coordinator,
+                       struct kvs_member *member, struct kvs_coord_request *request);
+/* Its answer comes in a later turn. Once. */
+void kvs_request_answer(struct kvb_sched *sched, struct kvs_coord_request *request,
+                        kvb_status_t status);
+/* All that are open complete now, CANCELED; disown: what their state says of them (not NULL). */
+void kvs_request_cancel_all(struct kvb_list *requests, void (*disown)(void *state));
 
 #endif

@@ -120,45 +120,22 @@ static bool same_space(const struct kvs_space *a, const struct kvs_space *b)
 
 /* ---- requests ---- */
 
-static void on_answer(struct kvb_event *event)
-{
-    struct kvs_coord_request *request =
-        kvb_container_of(event, struct kvs_coord_request, impl.event);
-    kvb_list_remove(&request->impl.link);
-    request->done(request, request->impl.status);
-}
-
 static void begin(struct embedded *embedded, struct member *member,
                   struct kvs_coord_request *request)
 {
-    kvb_event_init(&request->impl.event, on_answer);
-    request->impl.coordinator = &embedded->base;
-    request->impl.member = member == NULL ? NULL : &member->base;
-    request->impl.status = KVB_IN_PROGRESS;
-    request->impl.state = NULL;
-    kvb_list_push_back(member == NULL ? &embedded->requests : &member->requests,
-                       &request->impl.link);
+    kvs_request_begin(member == NULL ? &embedded->requests : &member->requests, &embedded->base,
+                      member == NULL ? NULL : &member->base, request);
 }
 
 static void answer(struct kvs_coord_request *request, kvb_status_t status)
 {
-    request->impl.status = status;
-    kvb_sched_post(of(request->impl.coordinator)->sched, &request->impl.event);
+    kvs_request_answer(of(request->impl.coordinator)->sched, request, status);
 }
 
-/* Completes what is open, for somebody who goes away. */
-static void cancel_requests(struct kvb_list *requests)
+static void disown(void *state)
 {
-    for (struct kvb_list *link; (link = kvb_list_pop(requests)) != NULL;) {
-        struct kvs_coord_request *request =
-            kvb_container_of(link, struct kvs_coord_request, impl.link);
-        struct retirement *group = request->impl.state;
-        if (group != NULL) {
-            group->request = NULL;
-        }
-        kvb_sched_unpost(&request->impl.event);
-        request->done(request, KVB_ERR_CANCELED);
-    }
+    struct retirement *group = state;
+    group->request = NULL;
 }
 
 /* ---- names ---- */
@@ -812,7 +789,7 @@ static void embedded_close(struct kvs_member *base)
     }
     kvb_sched_unpost(&member->reach);
     kvb_list_remove(&member->link);
-    cancel_requests(&member->requests);
+    kvs_request_cancel_all(&member->requests, disown);
     free(member);
 }
 
@@ -829,6 +806,50 @@ static void embedded_each_name(struct kvs_coordinator *base,
         const struct name *name = kvb_container_of(link, struct name, link);
         each(arg, &name->space, name->text, name->lineage, name->nmembers);
     }
+}
+
+/* Of a cluster there is nothing to tell. */
+static kvb_status_t embedded_watch(struct kvs_coordinator *base, const struct kvs_watch_ops *ops,
+                                   void *ctx)
+{
+    (void)base, (void)ops, (void)ctx;
+    return KVB_OK;
+}
+
+static kvb_status_t embedded_announce(struct kvs_coordinator *base,
+                                      const struct kvs_node_record *record)
+{
+    (void)base, (void)record;
+    return KVB_ERR_UNSUPPORTED;
+}
+
+static void embedded_withdraw(struct kvs_coordinator *base, struct kvs_coord_request *request)
+{
+    begin(of(base), NULL, request);
+    answer(request, KVB_OK);
+}
+
+static void embedded_set_quota(struct kvs_coordinator *base, const char *tenant, uint64_t bytes,
+                               struct kvs_coord_request *request)
+{
+    (void)tenant, (void)bytes;
+    begin(of(base), NULL, request);
+    answer(request, KVB_ERR_UNSUPPORTED);
+}
+
+static kvb_status_t embedded_publish(struct kvs_member *base, const char *text)
+{
+    (void)base, (void)text;
+    return KVB_OK;
+}
+
+static void embedded_each_instance(struct kvs_coordinator *base,
+                                   void (*each)(void *arg, const char *instance,
+                                                const struct kvs_space *space, uint64_t token,
+                                                const char *text),
+                                   void *arg)
+{
+    (void)base, (void)each, (void)arg;
 }
 
 void kvs_embedded_set_reachable(struct kvs_coordinator *base, bool reachable)
@@ -865,7 +886,7 @@ static void embedded_destroy(struct kvs_coordinator *base)
     struct embedded *embedded = of(base);
     kvb_assert(kvb_list_empty(&embedded->members));
     kvb_assert(kvb_list_empty(&embedded->retirements)); /* without members nobody is waited for */
-    cancel_requests(&embedded->requests);
+    kvs_request_cancel_all(&embedded->requests, disown);
     for (struct kvb_list *link; (link = kvb_list_first(&embedded->names)) != NULL;) {
         unbind(kvb_container_of(link, struct name, link));
     }
@@ -888,6 +909,12 @@ static const struct kvs_coordinator_ops embedded_ops = {
     .step = embedded_step,
     .each_name = embedded_each_name,
     .destroy = embedded_destroy,
+    .watch = embedded_watch,
+    .announce = embedded_announce,
+    .withdraw = embedded_withdraw,
+    .set_quota = embedded_set_quota,
+    .publish = embedded_publish,
+    .each_instance = embedded_each_instance,
 };
 
 kvb_status_t kvs_embedded_create(struct kvb_sched *sched, uint64_t grace_ms,

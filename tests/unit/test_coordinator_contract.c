@@ -138,7 +138,8 @@ static void on_reachable(void *ctx, bool reachable)
     hear(ctx, (struct word){.heard = reachable ? BACK : AWAY});
 }
 
-static const struct kvs_member_ops member_ops = {on_told, on_told_tenant, on_reachable};
+static const struct kvs_member_ops member_ops = {
+    .told = on_told, .told_tenant = on_told_tenant, .reachable = on_reachable};
 
 static void join(struct instance *instance, struct world *world, const char *name,
                  const char *tenant, const char *layout)

@@ -166,7 +166,8 @@ static void on_reachable(void *ctx, bool reachable)
 {
     (void)ctx, (void)reachable;
 }
-static const struct kvs_member_ops member_ops = {on_told, on_told_tenant, on_reachable};
+static const struct kvs_member_ops member_ops = {
+    .told = on_told, .told_tenant = on_told_tenant, .reachable = on_reachable};
 
 Test(store_memory, a_coordinator_does_all_or_nothing_at_every_allocation)
 {

@@ -10,7 +10,7 @@
 /*
  * What instances must agree on (DESIGN.md sections 4 and 10): which lineage a name of the weights
  * stands for, who its members are, which lineages are retired, and the tenants' quotas. An
- * interface: embedded (this process, lossless) and later etcd. Everything is asynchronous and may
+ * interface: embedded (this process, lossless) and etcd. Everything is asynchronous and may
  * answer UNAVAILABLE; nobody waits for it to sleep or wake. Loop thread only. Callbacks never run
  * inside the call that starts them; each request completes exactly once.
  */
@@ -29,6 +29,10 @@ struct kvs_member_ops {
     /* The coordinator went out of reach, or is back (then compare the binding: kvs_member_check()).
      * An answer UNAVAILABLE is always followed by reachable(true) when it is worth asking again. */
     void (*reachable)(void *ctx, bool reachable);
+    /* Out of reach for so long that others may be told by now that this one has left: leave
+     * whatever it is in, named or private, now. Its bindings end. reachable(false) came before, or
+     * comes with it. Never with an embedded coordinator. May be NULL. */
+    void (*lost)(void *ctx);
 };
 
 KVB_MUST_USE kvb_status_t kvs_member_open(struct kvs_coordinator *coordinator, const char *instance,
@@ -75,9 +79,10 @@ void kvs_member_left(struct kvs_member *member, uint64_t retirement);
  * Retires lineages for everyone, and the lineage that `name` (NULL: none) stands for now, if any:
  * names unbound, members told, nodes reclaim. OK: the coordinator has it and every live member has
  * left. TIMEOUT: it has it, a member did not answer by the deadline (and is fenced). UNAVAILABLE,
- * NO_MEMORY: nothing happened. All other members of the same space are told, one call for each
- * lineage, since one that left a moment ago may still wait for its engine; the asking member is
- * not: it has left already. A lineage that a name of another space stands for is left alone.
+ * NO_MEMORY: nothing is known to have happened (etcd may have it all the same: ask again). All
+ * other members of the same space are told, one call for each lineage, since one that left a moment
+ * ago may still wait for its engine; the asking member is not: it has left already. A lineage that
+ * a name of another space stands for is left alone.
  */
 void kvs_member_retire(struct kvs_member *member, const struct kvb_lineage *lineages, uint32_t n,
                        const char *name, uint64_t deadline_ns, struct kvs_coord_request *request);
