@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
 
-#include "base/link.h"
+#include "cli_call.h"
 
-#include <curl/curl.h>
-#include <jansson.h>
+#include "base/link.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { DONE = 0, REFUSED = 1, BAD_USAGE = 2, UNREACHABLE = 3 };
-
 #define DEFAULT_URL "http://127.0.0.1:8100"
-enum { ANSWER_MAX = 16 << 20, URL_MAX = 2048 };
+enum { URL_MAX = 2048 };
 
 /* An option that becomes a parameter of the request. */
 struct option {
@@ -48,15 +45,11 @@ static const struct {
 };
 
 struct request {
-    CURL *curl;
-    size_t command; /* index of commands */
-    const char *base;
-    const char *token;
+    struct kvp_call call;
+    size_t command;     /* index of commands */
     char path[URL_MAX]; /* below the command's: the one instance to show */
     char query[URL_MAX];
     bool json; /* print the answer as it came */
-    char *answer;
-    size_t len;
 };
 
 void kvp_cli_help(FILE *out)
@@ -86,7 +79,7 @@ static bool is_word_of(const char *words, const char *word)
 /* Adds name=value, with what must not stand in a URL escaped. False: it does not fit. */
 static bool add_parameter(struct request *request, const char *name, const char *value)
 {
-    char *escaped = curl_easy_escape(request->curl, value, 0);
+    char *escaped = curl_easy_escape(request->call.curl, value, 0);
     if (escaped == NULL) {
         return false;
     }
@@ -109,7 +102,7 @@ static bool set_instance(struct request *request, const char *name)
     if (strcmp(commands[request->command].name, "status") != 0) {
         return add_parameter(request, "instance", name);
     }
-    char *escaped = curl_easy_escape(request->curl, name, 0);
+    char *escaped = curl_easy_escape(request->call.curl, name, 0);
     int n = escaped == NULL ? -1 : snprintf(request->path, sizeof request->path, "/%s", escaped);
     curl_free(escaped);
     return n >= 0 && (size_t)n < sizeof request->path;
@@ -133,7 +126,7 @@ static bool is_named(const char *name, size_t len, const char *want)
 static int bad_option(const char *command, const char *option, const char *why)
 {
     (void)fprintf(stderr, "kvplane %s: %s: %s; see kvplane help\n", command, option, why);
-    return BAD_USAGE;
+    return KVP_CLI_BAD_USAGE;
 }
 
 static int read_options(struct request *request, int argc, char **argv)
@@ -165,67 +158,23 @@ static int read_options(struct request *request, int argc, char **argv)
             return bad_option(command, argv[i], "needs a value");
         }
         if (is_named(name, len, "url")) {
-            request->base = value;
+            request->call.base = value;
         } else if (is_named(name, len, "token")) {
-            request->token = value;
+            request->call.token = value;
         } else if (option != NULL ? !add_parameter(request, option->name, value)
                                   : !set_instance(request, value)) {
             return bad_option(command, argv[i], "too long");
         }
     }
-    return DONE;
-}
-
-static size_t take_answer(char *data, size_t size, size_t n, void *ctx)
-{
-    struct request *request = ctx;
-    size_t more = size * n;
-    if (more > ANSWER_MAX - request->len) {
-        return 0;
-    }
-    char *answer = realloc(request->answer, request->len + more + 1);
-    if (answer == NULL) {
-        return 0;
-    }
-    memcpy(answer + request->len, data, more);
-    request->answer = answer;
-    request->len += more;
-    answer[request->len] = '\0';
-    return more;
+    return KVP_CLI_DONE;
 }
 
 static int send_request(struct request *request, long *code_p)
 {
-    char url[2 * URL_MAX + 256];
-    char header[1024];
-    struct curl_slist *headers = NULL;
-    int len = snprintf(url, sizeof url, "%s%s%s%s", request->base, commands[request->command].path,
-                       request->path, request->query);
-    if (len < 0 || (size_t)len >= sizeof url) {
-        (void)fprintf(stderr, "kvplane: the URL is too long\n");
-        return BAD_USAGE;
-    }
-    if (request->token != NULL) {
-        (void)snprintf(header, sizeof header, "Authorization: Bearer %s", request->token);
-        headers = curl_slist_append(NULL, header);
-    }
-    (void)curl_easy_setopt(request->curl, CURLOPT_URL, url);
-    (void)curl_easy_setopt(request->curl, CURLOPT_HTTPHEADER, headers);
-    (void)curl_easy_setopt(request->curl, CURLOPT_WRITEFUNCTION, take_answer);
-    (void)curl_easy_setopt(request->curl, CURLOPT_WRITEDATA, request);
-    (void)curl_easy_setopt(request->curl, CURLOPT_NOPROXY, "*");
-    (void)curl_easy_setopt(request->curl, CURLOPT_CONNECTTIMEOUT, 5L);
-    if (commands[request->command].post) {
-        (void)curl_easy_setopt(request->curl, CURLOPT_POSTFIELDS, "");
-    }
-    CURLcode rc = curl_easy_perform(request->curl);
-    curl_slist_free_all(headers);
-    if (rc != CURLE_OK) {
-        (void)fprintf(stderr, "kvplane: %s: %s\n", request->base, curl_easy_strerror(rc));
-        return UNREACHABLE;
-    }
-    (void)curl_easy_getinfo(request->curl, CURLINFO_RESPONSE_CODE, code_p);
-    return DONE;
+    char path[2 * URL_MAX + 128];
+    (void)snprintf(path, sizeof path, "%s%s%s", commands[request->command].path, request->path,
+                   request->query);
+    return kvp_call_send(&request->call, commands[request->command].post, path, code_p);
 }
 
 /* Key and value of each member on a line; what is nested as JSON. */
@@ -248,9 +197,9 @@ static void print_object(const json_t *object, const char *indent)
 /* An answer that is one list is shown item by item, anything else member by member. */
 static void print_answer(const struct request *request)
 {
-    json_t *json = json_loads(request->answer != NULL ? request->answer : "", 0, NULL);
+    json_t *json = json_loads(request->call.answer != NULL ? request->call.answer : "", 0, NULL);
     if (request->json || !json_is_object(json)) {
-        (void)printf("%s\n", request->answer != NULL ? request->answer : "");
+        (void)printf("%s\n", request->call.answer != NULL ? request->call.answer : "");
         json_decref(json);
         return;
     }
@@ -274,44 +223,39 @@ static int show(const struct request *request, long code)
 {
     if (code >= 200 && code < 300) {
         print_answer(request);
-        return DONE;
+        return KVP_CLI_DONE;
     }
-    json_t *json = json_loads(request->answer != NULL ? request->answer : "", 0, NULL);
-    const char *message =
-        json_string_value(json_object_get(json_object_get(json, "error"), "message"));
     if (request->json) {
-        (void)printf("%s\n", request->answer != NULL ? request->answer : "");
+        (void)printf("%s\n", request->call.answer != NULL ? request->call.answer : "");
     }
-    (void)fprintf(stderr, "kvplane: %ld: %s\n", code,
-                  message != NULL           ? message
-                  : request->answer != NULL ? request->answer
-                                            : "");
-    json_decref(json);
-    return REFUSED;
+    return kvp_call_refused(&request->call, code);
 }
 
 int kvp_cli_main(int argc, char **argv)
 {
     const char *url = getenv("KVPLANE_URL");
-    struct request request = {.base = url != NULL ? url : DEFAULT_URL,
-                              .token = getenv("KVPLANE_TOKEN"),
-                              .curl = curl_easy_init()};
-    if (request.curl == NULL) {
+    struct request request = {.call = {.base = url != NULL ? url : DEFAULT_URL,
+                                       .token = getenv("KVPLANE_TOKEN"),
+                                       .curl = curl_easy_init()}};
+    if (request.call.curl == NULL) {
         (void)fprintf(stderr, "kvplane: %s\n", kvb_status_text(KVB_ERR_NO_MEMORY));
-        return REFUSED;
+        return KVP_CLI_REFUSED;
     }
     while (strcmp(commands[request.command].name, argv[0]) != 0) {
         request.command++; /* main.c names no other */
     }
     long code = 0;
     int rc = read_options(&request, argc, argv);
-    if (rc == DONE) {
+    bool overview = strcmp(argv[0], "status") == 0 && request.path[0] == '\0';
+    if (rc == KVP_CLI_DONE && overview) {
+        rc = kvp_cli_overview(&request.call, request.json);
+    } else if (rc == KVP_CLI_DONE) {
         rc = send_request(&request, &code);
+        if (rc == KVP_CLI_DONE) {
+            rc = show(&request, code);
+        }
     }
-    if (rc == DONE) {
-        rc = show(&request, code);
-    }
-    free(request.answer);
-    curl_easy_cleanup(request.curl);
+    free(request.call.answer);
+    curl_easy_cleanup(request.call.curl);
     return rc;
 }

@@ -19,9 +19,8 @@ static void collect_tenant(void *arg, const char *tenant, const struct kvs_core_
     kvb_series_set(kvb_series(metrics, KVP_M_TENANT_OBJECTS, values), (double)stats->objects);
 }
 
-static void on_collect(void *ctx)
+static void collect_share(const struct kvp_collect *collect)
 {
-    struct kvp_collect *collect = ctx;
     struct kvb_metrics *metrics = collect->metrics;
     struct kvs_share_stats stats;
     kvs_share_stats(collect->share, &stats);
@@ -46,7 +45,15 @@ static void on_collect(void *ctx)
         kvb_series_set(kvb_series(metrics, KVP_M_STORE_EVENTS, values), (double)operations[i].n);
     }
     kvs_share_each_tenant(collect->share, collect_tenant, metrics);
-    set0(metrics, KVP_M_LOOP_LAG, (double)kvp_loop_lag_ns(collect->loop) / 1e9);
+}
+
+static void on_collect(void *ctx)
+{
+    const struct kvp_collect *collect = ctx;
+    if (collect->share != NULL) {
+        collect_share(collect);
+    }
+    set0(collect->metrics, KVP_M_LOOP_LAG, (double)kvp_loop_lag_ns(collect->loop) / 1e9);
 }
 
 void kvp_collect_init(struct kvp_collect *collect, struct kvb_metrics *metrics,
@@ -106,9 +113,11 @@ void kvp_collect_beat(struct kvp_collect *collect, struct kvp_fleet *fleet, uint
         collect->lag_max_ns = lag_ns;
         set0(collect->metrics, KVP_M_LOOP_LAG_MAX, (double)lag_ns / 1e9);
     }
-    struct walk walk = {collect->metrics, collect->counted_ns, collect->counted_ns};
-    kvp_fleet_each_operation(fleet, count_operation, &walk);
-    collect->counted_ns = walk.latest_ns;
+    if (fleet != NULL) {
+        struct walk walk = {collect->metrics, collect->counted_ns, collect->counted_ns};
+        kvp_fleet_each_operation(fleet, count_operation, &walk);
+        collect->counted_ns = walk.latest_ns;
+    }
 }
 
 void kvp_collect_answered(struct kvp_collect *collect, const struct kvp_http_answered *answered)

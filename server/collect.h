@@ -16,7 +16,7 @@
  */
 struct kvp_collect {
     struct kvb_metrics *metrics;
-    struct kvs_share *share;
+    struct kvs_share *share; /* NULL: none */
     struct kvp_loop *loop;
     uint64_t counted_ns; /* operations that finished until then were counted */
     uint64_t lag_max_ns; /* loop thread */
@@ -26,6 +26,7 @@ void kvp_collect_init(struct kvp_collect *collect, struct kvb_metrics *metrics,
                       struct kvs_share *share, struct kvp_loop *loop);
 /* kvp_fleet_config.changed. */
 void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *view);
+/* fleet: NULL, a store node has none. */
 void kvp_collect_beat(struct kvp_collect *collect, struct kvp_fleet *fleet, uint64_t lag_ns);
 /* kvp_http_ops.answered */
 void kvp_collect_answered(struct kvp_collect *collect, const struct kvp_http_answered *answered);

@@ -2,6 +2,7 @@
 #ifndef SERVER_CONTROL_H
 #define SERVER_CONTROL_H
 
+#include "cluster.h"
 #include "connector/instance.h"
 #include "control/routes.h"
 #include "http/inbox.h"
@@ -14,7 +15,8 @@ struct kvp_control;
 
 struct kvp_control_config {
     struct kvp_fleet *fleet;
-    struct kvs_coordinator *coordinator; /* NULL: no store configured */
+    struct kvs_coordinator *coordinator;
+    struct kvp_cluster *cluster;
     const struct kvb_clock *clock;
     uint64_t retire_ms;      /* bound of a tenant's reset */
     uint32_t queue_max;      /* requests submitted and not yet replied to */
@@ -33,6 +35,9 @@ void kvp_control_close(struct kvp_control *control);
 /* After kvp_fleet_destroy() and kvs_coordinator_destroy(), which end what control started: until
  * then outcomes still come, and bodies that were relayed are still read. */
 void kvp_control_destroy(struct kvp_control *control);
+
+/* An instance in short, as the others of the cluster see it. A new object; NULL: out of memory. */
+json_t *kvp_view_describe(const struct kvp_view *view);
 
 /* Does a collective_rpc of this method count as a weight change (DESIGN.md section 4)? */
 bool kvp_method_changes_weights(const char *method);

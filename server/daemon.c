@@ -10,51 +10,39 @@
 #include "link/link.h"
 #include "loop.h"
 #include "metrics.h"
-#include "tokens.h"
+#include "program.h"
+#include "storage.h"
 
 #include "base/assert.h"
-#include "base/faults.h"
 #include "base/log.h"
-#include "store/coordinator.h"
-#include "store/node.h"
-#include "store/share.h"
-#include "transport/transport.h"
 
-#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 /*
  * Start: from the inside out, so that whoever can be reached has everything he needs. Stop: first
  * nobody is let in any more and what is asked is answered (control, HTTP), then the engines are let
- * go (link: their transfers end, their regions go, the instances hear of it), and only then the
- * rest is taken apart, from the outside in.
+ * go (link: their transfers end, their regions go, the instances hear of it), then what was told to
+ * the cluster is taken back, and only then the rest is taken apart, from the outside in.
  */
 enum {
-    HEARTBEAT_MS = 2000,  /* a loop that has not turned for so long hangs */
-    STOP_MS = 15000,      /* transfers of engines that were let go have ended by then */
-    TRANSFERS_MAX = 1024, /* of the loopback transport, at one time */
-    INSTANCES_MAX = 64,   /* in `instances` */
+    HEARTBEAT_MS = 2000, /* a loop that has not turned for so long hangs */
+    STOP_MS = 15000,     /* transfers of engines that were let go have ended by then */
+    INSTANCES_MAX = 64,  /* in `instances` */
 };
 
 struct kvp_daemon {
     const struct kvp_config *config;
     struct kvp_loop *loop;
     struct kvb_metrics *metrics;
-    struct kvt_regions *regions;
-    struct kvt_transport *loopback;
-    struct kvs_share *share;
-    struct kvs_keeper keeper;
-    struct kvs_node *node;
-    struct kvs_client *client;
-    struct kvs_coordinator *coordinator;
+    struct kvp_storage *storage;
     struct kvp_board *board;
     struct kvp_fleet *fleet;
     struct kvp_link *link;
     struct kvp_control *control;
     struct kvp_http *http;
+    char url[KVP_ADDRESS_MAX];
     struct kvp_collect collect;
     struct kvb_timer stop_bound;
     bool stopping;
@@ -66,12 +54,18 @@ struct kvp_daemon {
 static void on_woken(void *ctx)
 {
     struct kvp_daemon *daemon = ctx;
-    if (daemon->share != NULL) {
-        kvs_keeper_woken(&daemon->keeper);
+    if (daemon->storage != NULL) {
+        kvp_storage_woken(daemon->storage);
     }
     if (daemon->control != NULL) {
         kvp_control_run(daemon->control);
     }
+}
+
+static bool etcd_reachable(const struct kvp_daemon *daemon)
+{
+    const struct kvp_cluster *cluster = kvp_storage_cluster(daemon->storage);
+    return !kvp_cluster_alone(cluster) && kvp_cluster_reachable(cluster);
 }
 
 static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
@@ -81,6 +75,7 @@ static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
     if (daemon->http != NULL) { /* whole */
         kvp_board_beat(daemon->board);
         kvp_collect_beat(&daemon->collect, daemon->fleet, lag_ns);
+        kvb_series_set(kvb_series0(daemon->metrics, KVP_M_ETCD_REACHABLE), etcd_reachable(daemon));
     }
 }
 
@@ -89,6 +84,19 @@ static void on_changed(void *ctx, const struct kvp_view *view)
     struct kvp_daemon *daemon = ctx;
     kvp_board_publish(daemon->board, view);
     kvp_collect_instance(&daemon->collect, view);
+}
+
+static void on_describe(void *ctx, const struct kvp_view *view, char *text, size_t cap)
+{
+    (void)ctx;
+    json_t *json = kvp_view_describe(view);
+    if (json_dumpb(json, NULL, 0, JSON_COMPACT) >= cap) { /* names full of escapes */
+        (void)json_object_del(json, "weights_name");
+        (void)json_object_del(json, "weight_version");
+    }
+    size_t len = json_dumpb(json, text, cap - 1, JSON_COMPACT);
+    text[len < cap ? len : 0] = '\0';
+    json_decref(json);
 }
 
 static void on_event(void *ctx, const char *instance, const char *kind, const char *detail)
@@ -127,11 +135,17 @@ static bool tenant_allowed(void *ctx, const char *tenant, char *reason, size_t r
 
 /* ---- stop ---- */
 
-static void on_link_stopped(void *ctx)
+static void on_storage_stopped(void *ctx)
 {
     struct kvp_daemon *daemon = ctx;
     kvb_sched_timer_clear(kvp_loop_sched(daemon->loop), &daemon->stop_bound);
     kvp_loop_stop(daemon->loop);
+}
+
+static void on_link_stopped(void *ctx)
+{
+    struct kvp_daemon *daemon = ctx;
+    kvp_storage_stop(daemon->storage, on_storage_stopped, daemon);
 }
 
 static void on_stop_bound(struct kvb_timer *timer)
@@ -186,53 +200,6 @@ static const struct kvp_http_ops http_ops = {
 static const struct kvp_loop_ops loop_ops = {
     .woken = on_woken, .signalled = on_signalled, .beat = on_beat};
 
-static void set_quota(void *arg, const char *tenant, uint64_t quota)
-{
-    struct kvp_daemon *daemon = arg;
-    if (quota == KVP_QUOTA_NONE || daemon->ended != KVB_OK) {
-        return;
-    }
-    daemon->ended = kvs_share_set_quota(daemon->share, tenant, quota);
-}
-
-static kvb_status_t create_store(struct kvp_daemon *daemon)
-{
-    const struct kvp_config *config = daemon->config;
-    struct kvb_sched *sched = kvp_loop_sched(daemon->loop);
-    const struct kvs_share_config share = {.bytes = config->store_bytes,
-                                           .shards = (uint32_t)config->shards};
-    const struct kvs_node_config node = {.ticket_ms = kvb_fault_run() ? 0 : config->transfer_bound};
-    kvb_status_t status = kvt_regions_create(sched, &daemon->regions);
-    if (status == KVB_OK) {
-        status = kvt_loopback_create(daemon->regions, TRANSFERS_MAX, &daemon->loopback);
-    }
-    if (status == KVB_OK) {
-        status = kvs_share_create(sched->random, &share, &daemon->share);
-    }
-    if (status == KVB_OK) {
-        kvs_keeper_start(&daemon->keeper, daemon->share, sched, kvp_loop_wake, daemon->loop);
-        status = kvs_node_create(sched, daemon->loopback, daemon->share, &node, &daemon->node);
-    }
-    if (status == KVB_OK && kvp_config_each_tenant(config->tenants, set_quota, daemon)) {
-        status = daemon->ended;
-    }
-    if (status == KVB_OK) {
-        status = kvs_client_create(sched, &daemon->client);
-    }
-    if (status == KVB_OK) {
-        status = kvs_client_add_node(daemon->client, "local", daemon->node, config->store_bytes);
-    }
-    if (status == KVB_OK) {
-        status = kvs_embedded_create(sched, config->name_grace, &kvs_share_reclaim, daemon->share,
-                                     &daemon->coordinator);
-    }
-    if (status != KVB_OK) {
-        KVB_LOG(ERROR, "the store cannot be created", KVB_U64("bytes", config->store_bytes),
-                KVB_STATUS(status));
-    }
-    return status;
-}
-
 static kvb_status_t create_board(struct kvp_daemon *daemon)
 {
     char names[INSTANCES_MAX][KVB_NAME_MAX];
@@ -258,7 +225,7 @@ static kvb_status_t create_fleet(struct kvp_daemon *daemon)
     const struct kvp_config *config = daemon->config;
     const struct kvp_fleet_config fleet = {
         .sched = kvp_loop_sched(daemon->loop),
-        .coordinator = daemon->coordinator,
+        .coordinator = kvp_storage_coordinator(daemon->storage),
         .bounds = {.drain_ms = config->drain_bound,
                    .transfer_ms = config->transfer_bound,
                    .abort_ms = config->abort_bound,
@@ -268,6 +235,7 @@ static kvb_status_t create_fleet(struct kvp_daemon *daemon)
                    .forward_tries = (uint32_t)config->forward_tries},
         .unversioned_event = strcmp(config->unversioned, "none") == 0 ? NULL : config->unversioned,
         .changed = on_changed,
+        .describe = on_describe,
         .event = on_event,
         .ctx = daemon,
     };
@@ -281,8 +249,8 @@ static kvb_status_t create_link(struct kvp_daemon *daemon)
         .sched = kvp_loop_sched(daemon->loop),
         .loop = kvp_loop_uv(daemon->loop),
         .fleet = daemon->fleet,
-        .store = daemon->client,
-        .regions = daemon->regions,
+        .store = kvp_storage_client(daemon->storage),
+        .regions = kvp_storage_regions(daemon->storage),
         .metrics = daemon->metrics,
         .path = config->engine_socket,
         .any_uid = config->engine_any_uid,
@@ -300,7 +268,9 @@ static kvb_status_t create_link(struct kvp_daemon *daemon)
 static kvb_status_t create_control(struct kvp_daemon *daemon)
 {
     const struct kvp_control_config control = {.fleet = daemon->fleet,
-                                               .coordinator = daemon->coordinator,
+                                               .coordinator =
+                                                   kvp_storage_coordinator(daemon->storage),
+                                               .cluster = kvp_storage_cluster(daemon->storage),
                                                .clock = &kvb_clock_real,
                                                .retire_ms = daemon->config->retire_bound,
                                                .queue_max = (uint32_t)daemon->config->requests_max,
@@ -309,50 +279,18 @@ static kvb_status_t create_control(struct kvp_daemon *daemon)
     return kvp_control_create(&control, &daemon->control);
 }
 
-static kvb_status_t start_http(struct kvp_daemon *daemon, const struct kvp_http_token *tokens,
-                               uint32_t ntokens)
+static kvb_status_t create_http(struct kvp_daemon *daemon)
 {
     const struct kvp_config *config = daemon->config;
-    char host[KVB_LAYOUT_MAX];
-    uint16_t port;
-    kvb_status_t status = kvp_split_address(config->listen, host, sizeof host, &port);
-    kvb_assert(status == KVB_OK); /* checked at start */
-    const struct kvp_http_config http = {.address = host,
-                                         .port = port,
-                                         .tokens = tokens,
-                                         .ntokens = ntokens,
-                                         .connections_max = (uint32_t)config->connections_max,
-                                         .idle_timeout_s = (uint32_t)(config->idle_timeout / 1000),
-                                         .clock = &kvb_clock_real,
-                                         .random = &kvb_random_real,
-                                         .routes = &kvp_route_table,
+    const struct kvp_program_rest rest = {.listen = config->listen,
+                                          .token_file = config->token_file,
+                                          .connections_max = config->connections_max,
+                                          .idle_timeout = config->idle_timeout};
+    const struct kvp_http_config http = {.routes = &kvp_route_table,
                                          .inbox = kvp_control_inbox(daemon->control),
                                          .ops = &http_ops,
                                          .ctx = daemon};
-    return kvp_http_start(&http, &daemon->http);
-}
-
-static kvb_status_t create_http(struct kvp_daemon *daemon)
-{
-    uint32_t ntokens = 0;
-    kvb_status_t status = KVB_OK;
-    struct kvp_http_token *tokens = calloc(KVP_HTTP_TOKENS_MAX, sizeof *tokens);
-    if (tokens == NULL) {
-        return KVB_ERR_NO_MEMORY;
-    }
-    if (daemon->config->token_file[0] != '\0') {
-        char error[KVP_CONFIG_ERROR_MAX];
-        status = kvp_tokens_read(daemon->config->token_file, tokens, &ntokens, error);
-        if (status != KVB_OK) {
-            KVB_LOG(ERROR, error);
-        }
-    }
-    if (status == KVB_OK) {
-        status = start_http(daemon, tokens, ntokens);
-    }
-    explicit_bzero(tokens, KVP_HTTP_TOKENS_MAX * sizeof *tokens);
-    free(tokens);
-    return status;
+    return kvp_program_http(&rest, &http, &daemon->http, daemon->url);
 }
 
 kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemon **daemon_p)
@@ -371,9 +309,12 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
         return status;
     }
     daemon->metrics = kvb_metrics_create(kvp_metric_table, KVP_METRIC_COUNT);
-    status = daemon->metrics == NULL ? KVB_ERR_NO_MEMORY : create_store(daemon);
+    status = daemon->metrics == NULL
+                 ? KVB_ERR_NO_MEMORY
+                 : kvp_storage_create(config, daemon->loop, daemon->metrics, &daemon->storage);
     if (status == KVB_OK) {
-        kvp_collect_init(&daemon->collect, daemon->metrics, daemon->share, daemon->loop);
+        kvp_collect_init(&daemon->collect, daemon->metrics, kvp_storage_share(daemon->storage),
+                         daemon->loop);
         status = create_board(daemon);
     }
     if (status == KVB_OK) {
@@ -398,36 +339,13 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
 
 kvb_status_t kvp_daemon_run(struct kvp_daemon *daemon)
 {
-    char host[KVB_LAYOUT_MAX];
-    uint16_t port;
-    kvb_status_t status = kvp_split_address(daemon->config->listen, host, sizeof host, &port);
-    kvb_assert(status == KVB_OK);
-    bool bare = strchr(host, ':') == NULL;
-    KVB_LOG(INFO, "serving", KVB_STR("host", host), KVB_U64("port", kvp_http_port(daemon->http)),
+    KVB_LOG(INFO, "serving", KVB_STR("rest", daemon->url),
             KVB_STR("engine_socket", daemon->config->engine_socket),
             KVB_U64("store_bytes", daemon->config->store_bytes));
-    (void)printf(bare ? "kvplane ready http://%s:%u\n" : "kvplane ready http://[%s]:%u\n", host,
-                 kvp_http_port(daemon->http));
+    (void)printf("kvplane ready %s\n", daemon->url);
     (void)fflush(stdout);
     kvp_loop_run(daemon->loop);
     return daemon->ended;
-}
-
-static void destroy_store(struct kvp_daemon *daemon)
-{
-    if (daemon->coordinator != NULL) {
-        kvs_coordinator_destroy(daemon->coordinator);
-    }
-    if (daemon->client != NULL) {
-        kvs_client_destroy(daemon->client);
-    }
-    kvs_node_destroy(daemon->node);
-    if (daemon->share != NULL) {
-        kvs_keeper_stop(&daemon->keeper);
-        kvs_share_destroy(daemon->share);
-    }
-    kvt_transport_destroy(daemon->loopback);
-    kvt_regions_destroy(daemon->regions);
 }
 
 void kvp_daemon_destroy(struct kvp_daemon *daemon)
@@ -442,7 +360,7 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
     if (daemon->link != NULL) {
         kvp_link_destroy(daemon->link);
     }
-    destroy_store(daemon); /* ends what control asked of the coordinator */
+    kvp_storage_destroy(daemon->storage); /* ends what control asked of the coordinator */
     if (daemon->control != NULL) {
         kvp_control_destroy(daemon->control);
     }
@@ -456,42 +374,6 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
 
 /* ---- the subcommand ---- */
 
-static kvb_status_t choose_fault(const char *fault)
-{
-    if (fault[0] == '\0') {
-        return KVB_OK;
-    }
-#ifdef KVB_FAULTS
-    kvb_status_t status = kvb_fault_choose(fault);
-#else
-    kvb_status_t status = KVB_ERR_UNSUPPORTED;
-#endif
-    if (status == KVB_OK) {
-        KVB_LOG(WARN, "a protection is taken out: never serve like this", KVB_STR("fault", fault));
-    } else {
-        KVB_LOG(ERROR, "fault: no such switch in this build", KVB_STR("fault", fault));
-    }
-    return status;
-}
-
-static void set_up_log(const struct kvp_config *config)
-{
-    enum kvb_log_level level = KVB_LOG_INFO;
-    bool known = kvb_log_parse_level(config->log_level, &level);
-    kvb_assert(known); /* one of the words of its list */
-    bool json = strcmp(config->log_format, "json") == 0;
-    kvb_log_setup(level, json ? KVB_LOG_JSON : KVB_LOG_LOGFMT, STDERR_FILENO);
-}
-
-static void raise_descriptor_limit(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-        limit.rlim_cur = limit.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &limit); /* fewer connections then, nothing worse */
-    }
-}
-
 int kvp_serve_main(int argc, char **argv)
 {
     char error[KVP_CONFIG_ERROR_MAX];
@@ -501,12 +383,9 @@ int kvp_serve_main(int argc, char **argv)
         (void)fprintf(stderr, "kvplane serve: %s\n", error);
         return status == KVB_ERR_INVALID ? 2 : 1;
     }
-    set_up_log(&config);
-    raise_descriptor_limit();
-    (void)signal(SIGPIPE, SIG_IGN);
     int code = 1;
     struct kvp_daemon *daemon;
-    if (choose_fault(config.fault) != KVB_OK) {
+    if (kvp_program_begin(config.log_level, config.log_format, config.fault) != KVB_OK) {
         code = 2;
     } else if (kvp_daemon_create(&config, &daemon) == KVB_OK) {
         status = kvp_daemon_run(daemon);

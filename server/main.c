@@ -5,6 +5,7 @@
 #include "config.h"
 #include "daemon.h"
 #include "node/config.h"
+#include "node/store.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,9 +21,10 @@ static const struct {
     const char *what;
 } commands[] = {
     {"serve", kvp_serve_main, "the daemon beside an engine: REST API, engine socket, store"},
+    {"store", kvp_store_main, "a store node: memory for the engines of other machines"},
     {"engine", kve_engine_main, "a reference engine that attaches and may replay a trace"},
     {"rehearse", kve_rehearse_main, "a whole RL run against real processes, every byte checked"},
-    {"status", kvp_cli_main, "what the daemon knows of its instances"},
+    {"status", kvp_cli_main, "the cluster: nodes, tenants, instances; --instance NAME: all of one"},
     {"pause", kvp_cli_main, "stop scheduling"},
     {"resume", kvp_cli_main, "schedule again"},
     {"sleep", kvp_cli_main, "give up the engine's memory"},

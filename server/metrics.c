@@ -7,3 +7,20 @@ const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT] = {
     KVP_METRICS(X)
 #undef X
 };
+
+void kvp_metrics_tcp(struct kvb_metrics *metrics, const char *node,
+                     const struct kvt_tcp_stats *stats)
+{
+    const struct {
+        const char *event;
+        uint64_t n;
+    } events[] = {
+#define X(name, what) {#name, stats->name},
+        KVT_TCP_COUNTERS(X)
+#undef X
+    };
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+        const char *values[] = {node, events[i].event};
+        kvb_series_set(kvb_series(metrics, KVP_M_TCP, values), (double)events[i].n);
+    }
+}

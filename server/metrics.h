@@ -3,6 +3,7 @@
 #define SERVER_METRICS_H
 
 #include "base/metrics.h"
+#include "transport/tcp.h"
 
 /*
  * Every family that /metrics shows, once: enum, name, type, help and labels are made from this
@@ -72,6 +73,25 @@
       "event")                                                                                     \
     X(TENANT_USED, GAUGE, "kvplane_tenant_used_bytes", "Bytes in use by a tenant.", "tenant")      \
     X(TENANT_OBJECTS, GAUGE, "kvplane_tenant_objects", "Objects of a tenant.", "tenant")           \
+    X(ETCD_REACHABLE, GAUGE, "kvplane_etcd_reachable",                                             \
+      "1 while etcd answers; 0 also without one.")                                                 \
+    X(NODE_UP, GAUGE, "kvplane_node_up", "1 while a store node can be reached.", "node")           \
+    X(NODE_SICK, GAUGE, "kvplane_node_sick",                                                       \
+      "1 while a store node is left alone because it fails.", "node")                              \
+    X(NODE_CAPACITY, GAUGE, "kvplane_node_capacity_bytes", "Bytes that a store node can hold.",    \
+      "node")                                                                                      \
+    X(NODE_USED, GAUGE, "kvplane_node_used_bytes", "Bytes in use on a store node.", "node")        \
+    X(NODE_OBJECTS, GAUGE, "kvplane_node_objects", "Objects on a store node.", "node")             \
+    X(NODE_CALLS, COUNTER, "kvplane_node_calls_total", "Calls of this process to a store node.",   \
+      "node")                                                                                      \
+    X(NODE_FAILURES, COUNTER, "kvplane_node_calls_failed_total",                                   \
+      "Calls that failed by the fault of the node.", "node")                                       \
+    X(TCP, COUNTER, "kvplane_tcp_total",                                                           \
+      "What happened on the connections to a store node; node `-`: on those of others to the "     \
+      "share of this process.",                                                                    \
+      "node", "event")                                                                             \
+    X(NODE_REQUESTS, GAUGE, "kvplane_node_requests_running",                                       \
+      "Requests of other processes for the share, not answered yet.")                              \
     X(HTTP_REQUESTS, COUNTER, "kvplane_http_requests_total", "HTTP requests answered.", "route",   \
       "code")                                                                                      \
     X(HTTP_SECONDS, HISTOGRAM, "kvplane_http_request_seconds",                                     \
@@ -84,5 +104,9 @@ enum kvp_metric {
         KVP_METRIC_COUNT
 };
 extern const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT];
+
+/* The family TCP, of one node. */
+void kvp_metrics_tcp(struct kvb_metrics *metrics, const char *node,
+                     const struct kvt_tcp_stats *stats);
 
 #endif

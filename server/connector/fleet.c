@@ -72,6 +72,25 @@ void kvp_instance_event(struct kvp_instance *instance, const char *kind, const c
     }
 }
 
+static void publish(struct kvp_instance *instance, const struct kvp_view *view)
+{
+    const struct kvp_fleet_config *config = &instance->fleet->config;
+    char text[KVP_DESCRIPTION_MAX] = "";
+    if (config->describe == NULL || instance->member == NULL) {
+        return;
+    }
+    config->describe(config->ctx, view, text, sizeof text);
+    if (strcmp(text, instance->described) == 0) {
+        return;
+    }
+    if (kvs_member_publish(instance->member, text) == KVB_OK) {
+        strcpy(instance->described, text);
+    } else { /* it is only shown; the next change tries again */
+        KVB_LOG_LIMITED(WARN, "no memory to publish an instance",
+                        KVB_STR("instance", instance->name));
+    }
+}
+
 void kvp_instance_changed(struct kvp_instance *instance)
 {
     const struct kvp_fleet_config *config = &instance->fleet->config;
@@ -79,6 +98,7 @@ void kvp_instance_changed(struct kvp_instance *instance)
         struct kvp_view view;
         kvp_instance_fill_view(instance, &view);
         config->changed(config->ctx, &view);
+        publish(instance, &view);
     }
 }
 

@@ -167,6 +167,8 @@ struct kvp_bounds {            /* milliseconds; each a config key */
     uint32_t forward_tries;
 };
 
+#define KVP_DESCRIPTION_MAX 1024
+
 /* What the fleet needs of the process. */
 struct kvp_fleet_config {
     struct kvb_sched *sched;
@@ -174,6 +176,9 @@ struct kvp_fleet_config {
     struct kvp_bounds bounds;
     const char *unversioned_event;                           /* NULL, "reset", "finish", "sleep" */
     void (*changed)(void *ctx, const struct kvp_view *view); /* after every change of state */
+    /* What the coordinator shows of it to others (kvs_member_publish): text, at most cap bytes with
+     * its NUL. NULL: nothing. */
+    void (*describe)(void *ctx, const struct kvp_view *view, char *text, size_t cap);
     /* One line for the event stream and the log: what happened to whom. */
     void (*event)(void *ctx, const char *instance, const char *kind, const char *detail);
     void *ctx;

@@ -90,7 +90,8 @@ struct kvp_instance {
     struct kvs_space space;
     uint64_t hold_id;
     uint32_t world_size;
-    struct kvs_member *member; /* NULL: no store */
+    struct kvs_member *member;           /* NULL: no store */
+    char described[KVP_DESCRIPTION_MAX]; /* what was last published of it */
 
     struct kvp_session_of
         *sessions; /* world_size + 1 places: workers, and a scheduler of its own */

@@ -7,7 +7,7 @@
 /*
  * What the files of control share. control.c: who replies when, and the table of routes; asks.c:
  * from a request to what the fleet is asked; answers.c: from its outcome to JSON; status.c:
- * instances and operations as they are; tenants.c.
+ * instances and operations as they are; nodes.c, tenants.c: the cluster's.
  */
 
 struct kvp_control {
@@ -23,9 +23,10 @@ struct kvp_pending {
     struct kvp_request *request; /* NULL: replied already, or closed */
     const struct kvp_action *action;
     struct kvp_params params;
-    char *body;                     /* taken: relayed until the operation ends */
-    struct kvs_coord_request coord; /* tenant reset */
-    char tenant[KVB_NAME_MAX];
+    char *body;                         /* taken: relayed until the operation ends */
+    struct kvs_coord_request coord;     /* tenant reset */
+    struct kvp_cluster_tenants figures; /* of tenants */
+    char tenant[KVB_NAME_MAX];          /* "": all of them */
 };
 
 struct kvp_action {
@@ -106,6 +107,11 @@ void kvp_read_operations(struct kvp_control *control, struct kvp_request *reques
 void kvp_read_operation(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request);
+
+/* ---- nodes.c ---- */
+
+void kvp_read_cluster(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_nodes(struct kvp_control *control, struct kvp_request *request);
 
 /* ---- tenants.c ---- */
 

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { FIGURES_MS = 2000 }; /* a node that has not said what its tenants have by then is silent */
+
 /* The entry of a tenant in an object by name, made if absent; NULL: out of memory. */
 static json_t *tenant_entry(json_t *tenants, const char *name)
 {
@@ -37,20 +39,38 @@ static void add_name(void *arg, const struct kvs_space *space, const char *name,
                                           (json_int_t)members));
 }
 
-static json_t *tenants_json(struct kvp_control *control)
+static json_t *tenants_json(struct kvp_control *control, const struct kvp_cluster_tenant *figures,
+                            uint32_t n)
 {
     json_t *tenants = json_object();
 
     kvp_fleet_each(control->config.fleet, add_member, tenants);
-    if (control->config.coordinator != NULL) {
-        kvs_coordinator_each_name(control->config.coordinator, add_name, tenants);
+    kvs_coordinator_each_name(control->config.coordinator, add_name, tenants);
+    for (uint32_t i = 0; i < n; i++) {
+        json_t *entry = tenant_entry(tenants, figures[i].tenant);
+        kvp_json_set_u64(entry, "used_bytes", figures[i].used_bytes);
+        kvp_json_set_u64(entry, "objects", figures[i].objects);
+        if (figures[i].quota_bytes != UINT64_MAX) {
+            kvp_json_set_u64(entry, "quota_bytes", figures[i].quota_bytes);
+        }
     }
     return tenants;
 }
 
-void kvp_read_tenants(struct kvp_control *control, struct kvp_request *request)
+static void reply_tenant(struct kvp_pending *pending, json_t *tenants, uint32_t silent)
 {
-    json_t *tenants = tenants_json(control);
+    json_t *entry = json_incref(json_object_get(tenants, pending->tenant));
+    if (entry == NULL) {
+        kvp_control_reply_error(pending->control, pending->request, KVB_ERR_NOT_FOUND, "path.name",
+                                "this tenant has neither instances nor named lineages nor objects");
+        return;
+    }
+    kvp_json_set_u64(entry, "nodes_silent", silent);
+    kvp_control_reply(pending->control, pending->request, 200, entry, 0);
+}
+
+static void reply_tenants(struct kvp_pending *pending, json_t *tenants, uint32_t silent)
+{
     json_t *list = json_array();
     const char *name;
     json_t *entry;
@@ -59,22 +79,63 @@ void kvp_read_tenants(struct kvp_control *control, struct kvp_request *request)
     {
         (void)json_array_append(list, entry);
     }
-    json_decref(tenants);
-    kvp_control_reply(control, request, 200, json_pack("{s:o}", "tenants", list), 0);
+    kvp_control_reply(pending->control, pending->request, 200,
+                      json_pack("{s:o, s:I}", "tenants", list, "nodes_silent", (json_int_t)silent),
+                      0);
+}
+
+static void figures_came(struct kvp_cluster_tenants *ask, const struct kvp_cluster_tenant *figures,
+                         uint32_t n, uint32_t silent)
+{
+    struct kvp_pending *pending = kvb_container_of(ask, struct kvp_pending, figures);
+
+    if (pending->request != NULL) {
+        json_t *tenants = tenants_json(pending->control, figures, n);
+        if (pending->tenant[0] != '\0') {
+            reply_tenant(pending, tenants, silent);
+        } else {
+            reply_tenants(pending, tenants, silent);
+        }
+        json_decref(tenants);
+    }
+    kvp_pending_free(pending);
+}
+
+/* Of one that is named, or of all. */
+static void ask_figures(struct kvp_control *control, struct kvp_request *request,
+                        const char *tenant)
+{
+    struct kvp_pending *pending = kvp_pending_create(control, request);
+    kvb_status_t status = KVB_ERR_NO_MEMORY;
+
+    if (pending != NULL) {
+        (void)snprintf(pending->tenant, sizeof pending->tenant, "%s", tenant);
+        pending->figures.done = figures_came;
+        status = kvp_cluster_ask_tenants(control->config.cluster,
+                                         kvb_deadline_in_ms(control->config.clock, FIGURES_MS),
+                                         &pending->figures);
+        if (status != KVB_OK) {
+            kvp_pending_free(pending);
+        }
+    }
+    if (status != KVB_OK) {
+        kvp_control_reply_error(control, request, status, NULL, kvb_status_text(status));
+    }
+}
+
+void kvp_read_tenants(struct kvp_control *control, struct kvp_request *request)
+{
+    ask_figures(control, request, "");
 }
 
 void kvp_read_tenant(struct kvp_control *control, struct kvp_request *request)
 {
-    json_t *tenants = tenants_json(control);
-    json_t *entry = json_incref(json_object_get(tenants, request->path_arg));
-
-    json_decref(tenants);
-    if (entry != NULL) {
-        kvp_control_reply(control, request, 200, entry, 0);
-    } else {
+    if (!kvb_name_valid(request->path_arg)) {
         kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.name",
-                                "this tenant has neither instances nor named lineages");
+                                "a tenant's name has 1 to 63 characters of A-Z a-z 0-9 . _ -");
+        return;
     }
+    ask_figures(control, request, request->path_arg);
 }
 
 static void reset_done(struct kvs_coord_request *coord, kvb_status_t status)
@@ -100,13 +161,6 @@ void kvp_reset_tenant(struct kvp_control *control, struct kvp_request *request)
     if (!kvb_name_valid(request->path_arg)) {
         kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.name",
                                 "a tenant's name has 1 to 63 characters of A-Z a-z 0-9 . _ -");
-        return;
-    }
-    if (control->config.coordinator == NULL) {
-        kvp_control_reply(control, request, 200,
-                          json_pack("{s:b, s:s, s:s}", "success", 1, "tenant", request->path_arg,
-                                    "message", "no store is configured"),
-                          0);
         return;
     }
     struct kvp_pending *pending = kvp_pending_create(control, request);

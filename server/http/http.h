@@ -75,7 +75,8 @@ struct kvp_http_config {
 
 struct kvp_http;
 
-/* INVALID: address or limits; IO: cannot listen there; NO_MEMORY; each logged with its cause. */
+/* INVALID: address or limits; BUSY: the port is taken; IO, LIMIT, NO_MEMORY; each logged with its
+ * cause. */
 KVB_MUST_USE kvb_status_t kvp_http_start(const struct kvp_http_config *config,
                                          struct kvp_http **http_p);
 uint16_t kvp_http_port(const struct kvp_http *http);

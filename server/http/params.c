@@ -6,10 +6,11 @@
 #include "base/assert.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-enum kind { LEVEL, MODE, BOOL, TEXT, TAGS };
+enum kind { LEVEL, MODE, BOOL, TEXT, TAGS, NAME, ID, KEY, COUNT, PIN };
 
 static const struct {
     const char *name;
@@ -132,6 +133,79 @@ static const char *read_tag(struct kvp_params *params, const char *text)
     return NULL;
 }
 
+static const char *read_name(char *out, const char *text)
+{
+    if (!kvb_name_valid(text)) {
+        return "must be 1 to 63 characters of A-Z a-z 0-9 . _ -";
+    }
+    strcpy(out, text);
+    return NULL;
+}
+
+/* An even number of hex digits, at most 2 * cap. */
+static bool read_hex(const char *text, uint8_t *out, size_t cap, size_t *len_p)
+{
+    size_t len = strlen(text);
+    if (len == 0 || len % 2 != 0 || len / 2 > cap ||
+        text[strspn(text, "0123456789abcdefABCDEF")] != '\0') {
+        return false;
+    }
+    for (size_t i = 0; i < len / 2; i++) {
+        const char digits[] = {text[2 * i], text[2 * i + 1], '\0'};
+        out[i] = (uint8_t)strtoul(digits, NULL, 16);
+    }
+    *len_p = len / 2;
+    return true;
+}
+
+static const char *read_id(struct kvb_id *id, const char *text)
+{
+    uint8_t bytes[16];
+    size_t len;
+    if (!read_hex(text, bytes, sizeof bytes, &len) || len != sizeof bytes) {
+        return "must be 32 hex digits";
+    }
+    *id = (struct kvb_id){0, 0};
+    for (size_t i = 0; i < 8; i++) {
+        id->hi = id->hi << 8 | bytes[i];
+        id->lo = id->lo << 8 | bytes[8 + i];
+    }
+    return NULL;
+}
+
+static const char *read_key(struct kvp_params *params, const char *text)
+{
+    size_t len;
+    if (!read_hex(text, params->key.bytes, sizeof params->key.bytes, &len)) {
+        return "must be the key's bytes, 1 to 512, as hex digits";
+    }
+    params->key.len = (uint16_t)len;
+    return NULL;
+}
+
+static const char *read_count(uint32_t *number, const char *text)
+{
+    size_t len = strlen(text);
+    if (len == 0 || len > 9 || text[strspn(text, "0123456789")] != '\0') {
+        return "must be a whole number";
+    }
+    *number = (uint32_t)strtoul(text, NULL, 10);
+    return NULL;
+}
+
+static const char *read_pin(enum kvs_pin *pin, const char *text)
+{
+    static const char *const words[] = {
+        [KVS_PIN_NONE] = "none", [KVS_PIN_SOFT] = "soft", [KVS_PIN_HARD] = "hard"};
+    for (uint32_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            *pin = (enum kvs_pin)i;
+            return NULL;
+        }
+    }
+    return "must be none, soft or hard";
+}
+
 /* One value as text; a message if it does not fit. */
 static const char *read_value(struct kvp_params *params, enum kvp_param which, const char *text)
 {
@@ -154,6 +228,21 @@ static const char *read_value(struct kvp_params *params, enum kvp_param which, c
     case TAGS:
         wrong = read_tag(params, text);
         break;
+    case NAME:
+        wrong = read_name(field, text);
+        break;
+    case ID:
+        wrong = read_id(field, text);
+        break;
+    case KEY:
+        wrong = read_key(params, text);
+        break;
+    case COUNT:
+        wrong = read_count(field, text);
+        break;
+    case PIN:
+        wrong = read_pin(field, text);
+        break;
     }
     if (wrong == NULL) {
         params->given |= 1u << which;
@@ -164,7 +253,7 @@ static const char *read_value(struct kvp_params *params, enum kvp_param which, c
 /* ---- query ---- */
 
 /* Longest decoded value of interest; a longer one is refused if its parameter is read. */
-#define VALUE_MAX 1024
+#define VALUE_MAX (2 * KVB_KEY_MAX + 1)
 
 struct pair {
     char name[64];
@@ -268,7 +357,8 @@ static const char *scalar_text(const json_t *value, enum kind kind, char number[
     if (json_is_boolean(value) && kind == BOOL) {
         return json_is_true(value) ? "true" : "false";
     }
-    if (json_is_integer(value) && kind != MODE && kind != TAGS) { /* versions are often numbers */
+    if (json_is_integer(value) && (kind == LEVEL || kind == BOOL || kind == TEXT ||
+                                   kind == COUNT)) { /* versions are often numbers */
         snprintf(number, 24, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         return number;
     }
@@ -286,7 +376,13 @@ static const char *wrong_type(enum kind kind)
         return "must be a list of strings or null";
     case MODE:
         return "must be abort, wait or keep";
+    case COUNT:
+        return "must be a whole number";
     case TEXT:
+    case NAME:
+    case ID:
+    case KEY:
+    case PIN:
         return "must be a string";
     }
     KVB_UNREACHABLE("kind");

@@ -4,6 +4,8 @@
 
 #include "connector/instance.h"
 
+#include "store/core.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -91,7 +93,15 @@ const char *kvp_route_allow(const struct kvp_route *route);
     X(strict, BOOL)                                                                                \
     X(weight_version, TEXT)                                                                        \
     X(new_version, TEXT)                                                                           \
-    X(tags, TAGS) /* repeated, or a JSON list or null */
+    X(tags, TAGS) /* repeated, or a JSON list or null */                                           \
+    X(tenant, NAME)                                                                                \
+    X(layout, TEXT)                                                                                \
+    X(lineage, ID)  /* 32 hex digits */                                                            \
+    X(key, KEY)     /* of a block: its bytes as hex digits */                                      \
+    X(group, COUNT) /* of KV; not given: 0 */                                                      \
+    X(part, COUNT)                                                                                 \
+    X(force, BOOL)                                                                                 \
+    X(pin, PIN) /* none, soft, hard */
 
 enum kvp_param {
 #define X(name, kind) KVP_PARAM_##name,
@@ -115,6 +125,17 @@ struct kvp_params {
     char new_version[KVB_WEIGHTS_NAME_MAX];
     uint32_t ntags;
     char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
+    char tenant[KVB_NAME_MAX];
+    char layout[KVB_WEIGHTS_NAME_MAX];
+    struct kvb_id lineage;
+    struct {
+        uint16_t len;
+        uint8_t bytes[KVB_KEY_MAX];
+    } key;
+    uint32_t group;
+    uint32_t part;
+    bool force;
+    enum kvs_pin pin;
 };
 
 static inline bool kvp_given(const struct kvp_params *params, enum kvp_param which)

@@ -206,7 +206,10 @@ class Serve(harness.Case):
             return subprocess.run([harness.PROGRAM, *args, "--url", daemon.url],
                                   capture_output=True, text=True, timeout=harness.DEADLINE_S)
 
-        self.assertIn("instance: a", run("status").stdout)
+        overview = run("status").stdout
+        self.assertIn("cluster: coordinator embedded, 1 of 1 nodes up", overview)
+        self.assertRegex(overview, r"(?m)^  local +- +up +64 MiB ")
+        self.assertRegex(overview, r"(?m)^  a +default +serving ")
         self.assertIn("instance: a", run("status", "--instance", "a").stdout)
         other = run("status", "--instance", "b")
         self.assertEqual((other.returncode, other.stdout), (1, ""), "not shown as somebody else")

@@ -164,3 +164,57 @@ void kvs_coordinator_each_name(struct kvs_coordinator *coordinator,
         each(arg, &name->space, name->name, (struct kvb_lineage){{1, i + 1}}, name->members);
     }
 }
+
+void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
+                                   void (*each)(void *arg, const char *instance,
+                                                const struct kvs_space *space, uint64_t token,
+                                                const char *text),
+                                   void *arg)
+{
+    const struct kvs_space space = {"default", "layout-1"};
+    if (coordinator->instance_text != NULL) {
+        each(arg, "far", &space, 7, coordinator->instance_text);
+    }
+}
+
+/* ---- the cluster ---- */
+
+bool kvp_cluster_alone(const struct kvp_cluster *cluster)
+{
+    return !cluster->etcd;
+}
+
+bool kvp_cluster_reachable(const struct kvp_cluster *cluster)
+{
+    (void)cluster;
+    return true;
+}
+
+void kvp_cluster_each_node(struct kvp_cluster *cluster,
+                           void (*each)(void *arg, const struct kvp_cluster_node *node), void *arg)
+{
+    for (uint32_t i = 0; i < cluster->nnodes; i++) {
+        each(arg, &cluster->nodes[i]);
+    }
+}
+
+kvb_status_t kvp_cluster_ask_tenants(struct kvp_cluster *cluster, uint64_t deadline_ns,
+                                     struct kvp_cluster_tenants *ask)
+{
+    (void)deadline_ns;
+    if (cluster->status == KVB_OK) {
+        kvb_assert(cluster->nasks < FAKE_RESETS);
+        cluster->asks[cluster->nasks++] = ask;
+    }
+    return cluster->status;
+}
+
+void fake_cluster_finish(struct kvp_cluster *cluster)
+{
+    uint32_t n = cluster->nasks;
+    cluster->nasks = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        cluster->asks[i]->done(cluster->asks[i], cluster->tenants, cluster->ntenants,
+                               cluster->silent);
+    }
+}

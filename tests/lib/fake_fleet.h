@@ -2,6 +2,7 @@
 #ifndef TESTS_LIB_FAKE_FLEET_H
 #define TESTS_LIB_FAKE_FLEET_H
 
+#include "cluster.h"
 #include "connector/instance.h"
 
 /*
@@ -53,8 +54,23 @@ struct kvs_coordinator {
     uint32_t nresets;
     char reset_tenant[KVB_NAME_MAX];
     uint64_t reset_deadline_ns;
+    const char *instance_text; /* of the one instance of the cluster; NULL: there is none */
 };
 /* Ends every reset in progress. */
 void fake_coordinator_finish(struct kvs_coordinator *coordinator, kvb_status_t status);
+
+struct kvp_cluster {
+    struct kvp_cluster_node nodes[4];
+    uint32_t nnodes;
+    struct kvp_cluster_tenant tenants[4];
+    uint32_t ntenants;
+    uint32_t silent;
+    bool etcd;
+    kvb_status_t status;                           /* of every question */
+    struct kvp_cluster_tenants *asks[FAKE_RESETS]; /* not answered yet */
+    uint32_t nasks;
+};
+/* Answers every question. */
+void fake_cluster_finish(struct kvp_cluster *cluster);
 
 #endif

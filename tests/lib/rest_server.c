@@ -40,6 +40,7 @@ static void *loop(void *arg)
         if (!rest->hold) {
             fake_fleet_finish_all(&rest->fleet, (struct kvp_outcome){.local_done = true});
             fake_coordinator_finish(&rest->coordinator, KVB_OK);
+            fake_cluster_finish(&rest->cluster);
         }
         pthread_cond_broadcast(&rest->turned);
         pthread_mutex_unlock(&rest->lock);
@@ -91,6 +92,7 @@ void rest_start(struct rest_server *rest, const struct kvp_http_config *config, 
     status = kvp_control_create(
         &(struct kvp_control_config){.fleet = &rest->fleet,
                                      .coordinator = &rest->coordinator,
+                                     .cluster = &rest->cluster,
                                      .clock = &kvb_clock_real,
                                      .retire_ms = 10000,
                                      .queue_max = queue_max != 0 ? queue_max : 64,
@@ -122,6 +124,7 @@ void rest_stop(struct rest_server *rest)
     kvp_http_stop(rest->http);
     fake_fleet_finish_all(&rest->fleet, (struct kvp_outcome){.status = KVB_ERR_CANCELED});
     fake_coordinator_finish(&rest->coordinator, KVB_ERR_CANCELED);
+    fake_cluster_finish(&rest->cluster);
     kvp_control_destroy(rest->control);
     kvp_board_destroy(rest->board);
     kvb_metrics_destroy(rest->metrics);

@@ -15,6 +15,7 @@
 struct rest_server {
     struct kvp_fleet fleet;             /* under lock */
     struct kvs_coordinator coordinator; /* under lock */
+    struct kvp_cluster cluster;         /* under lock */
     struct kvp_board *board;
     struct kvp_control *control;
     struct kvp_http *http;

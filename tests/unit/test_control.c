@@ -12,6 +12,7 @@
 
 static struct kvp_fleet fleet;
 static struct kvs_coordinator coordinator;
+static struct kvp_cluster cluster;
 static struct kvp_control *control;
 static uint32_t wakes;
 
@@ -40,10 +41,11 @@ static const struct kvb_clock clock_fixed = {.now_ns = fixed_clock};
 
 #define QUEUE_MAX 4
 
-static void setup_with(struct kvs_coordinator *with)
+static void setup(void)
 {
     struct kvp_control_config config = {.fleet = &fleet,
-                                        .coordinator = with,
+                                        .coordinator = &coordinator,
+                                        .cluster = &cluster,
                                         .clock = &clock_fixed,
                                         .retire_ms = 10000,
                                         .queue_max = QUEUE_MAX,
@@ -51,12 +53,8 @@ static void setup_with(struct kvs_coordinator *with)
     memset(&fleet, 0, sizeof fleet);
     memset(&coordinator, 0, sizeof coordinator);
     fake_fleet_add(&fleet, "engine-0");
+    memset(&cluster, 0, sizeof cluster);
     cr_assert_eq(kvp_control_create(&config, &control), KVB_OK);
-}
-
-static void setup(void)
-{
-    setup_with(&coordinator);
 }
 
 static void teardown(void)
@@ -107,6 +105,14 @@ static void go(struct asked *asked)
 {
     cr_assert_eq(kvp_inbox_submit(kvp_control_inbox(control), &asked->request), KVB_OK);
     kvp_control_run(control);
+}
+
+/* Asks what the nodes are asked, too. */
+static void ask(struct asked *asked)
+{
+    go(asked);
+    cr_expect_eq(asked->replies, 0);
+    fake_cluster_finish(&cluster);
 }
 
 /* Asks, and expects that the fleet was asked; the operation is open. */
@@ -692,23 +698,23 @@ Test(control, tenants_are_those_with_instances_or_names)
     coordinator.names[coordinator.nnames++] =
         (struct fake_name){.space = {"other", "layout-2"}, .name = "v2", .members = 0};
     prepare(&asked, KVP_ROUTE_list_tenants, NULL, NULL);
-    go(&asked);
+    ask(&asked);
     expect_body(&asked, 200,
                 "{\"tenants\":[{\"name\":\"default\",\"instances\":[\"engine-0\"],\"lineages\":"
                 "[{\"weights_name\":\"v1\",\"layout\":\"layout-1\","
                 "\"id\":\"00000000000000010000000000000001\",\"members\":1}]},"
                 "{\"name\":\"other\",\"instances\":[],\"lineages\":[{\"weights_name\":\"v2\","
                 "\"layout\":\"layout-2\",\"id\":\"00000000000000010000000000000002\","
-                "\"members\":0}]}]}");
+                "\"members\":0}]}],\"nodes_silent\":0}");
     prepare(&asked, KVP_ROUTE_get_tenant, NULL, NULL);
     strcpy(asked.request.path_arg, "other");
-    go(&asked);
+    ask(&asked);
     cr_expect_str_eq(json_string_value(json_object_get(asked.body, "name")), "other");
     cr_expect_eq(asked.http_status, 200);
     json_decref(asked.body);
     prepare(&asked, KVP_ROUTE_get_tenant, NULL, NULL);
     strcpy(asked.request.path_arg, "nobody");
-    go(&asked);
+    ask(&asked);
     expect_error(&asked, 404, "path.name");
 }
 
@@ -741,24 +747,103 @@ Test(control, a_tenant_s_reset_is_the_coordinator_s_and_answers_when_it_has_ende
     cr_expect_eq(coordinator.nresets, 0);
 }
 
-static void setup_without_store(void)
+/* ---- the cluster ---- */
+
+Test(control, a_tenant_has_the_figures_of_all_nodes_and_its_quota)
 {
-    setup_with(NULL);
+    struct asked asked;
+
+    cluster.tenants[0] = (struct kvp_cluster_tenant){"other", 4096, 2, 8192};
+    cluster.tenants[1] = (struct kvp_cluster_tenant){"default", 1, 1, UINT64_MAX};
+    cluster.ntenants = 2;
+    cluster.silent = 1;
+    prepare(&asked, KVP_ROUTE_get_tenant, NULL, NULL);
+    strcpy(asked.request.path_arg, "other");
+    ask(&asked);
+    expect_body(&asked, 200,
+                "{\"name\":\"other\",\"instances\":[],\"lineages\":[],\"used_bytes\":4096,"
+                "\"objects\":2,\"quota_bytes\":8192,\"nodes_silent\":1}");
+    cluster.status = KVB_ERR_NO_MEMORY;
+    prepare(&asked, KVP_ROUTE_list_tenants, NULL, NULL);
+    go(&asked);
+    expect_error(&asked, 503, NULL);
 }
 
-Test(control_without_store, tenants_work, .init = setup_without_store, .fini = teardown)
+Test(control, what_the_nodes_say_after_the_end_goes_nowhere)
 {
     struct asked asked;
 
     prepare(&asked, KVP_ROUTE_list_tenants, NULL, NULL);
     go(&asked);
-    cr_expect_eq(asked.http_status, 200);
+    cr_expect_eq(asked.replies, 0);
+    kvp_control_close(control);
+    cr_expect_eq(asked.http_status, 503);
+    fake_cluster_finish(&cluster);
+    cr_expect_eq(asked.replies, 1);
     json_decref(asked.body);
-    prepare(&asked, KVP_ROUTE_reset_tenant, NULL, NULL);
-    strcpy(asked.request.path_arg, "default");
+}
+
+static const struct kvs_node_record records[] = {
+    {.name = "own", .address = "h:1", .capacity_bytes = 100},
+    {.name = "a", .address = "a:1", .capacity_bytes = 50},
+    {.name = "b", .address = "b:1", .capacity_bytes = 50, .draining = true},
+    {.name = "c", .address = "c:1", .capacity_bytes = 50},
+};
+
+Test(control, a_node_is_shown_with_its_state_and_its_figures)
+{
+    static const char *const states[] = {"up", "sick", "draining", "down"};
+    struct asked asked;
+
+    cluster.nnodes = 4;
+    for (uint32_t i = 0; i < 4; i++) {
+        cluster.nodes[i] = (struct kvp_cluster_node){.record = &records[i]};
+    }
+    cluster.nodes[0].own = true;
+    cluster.nodes[1].sick = true;
+    cluster.nodes[1].status = (struct kvs_remote_status){
+        .up = true, .used_bytes = 7, .objects = 3, .heard_ns = 98 * KVB_NS_PER_S};
+    cluster.nodes[1].gets = 2.5;
+    cluster.nodes[2].status.up = true;
+    prepare(&asked, KVP_ROUTE_list_nodes, NULL, NULL);
+    go(&asked);
+    cr_assert_eq(asked.http_status, 200);
+    json_t *list = json_object_get(asked.body, "nodes");
+    cr_assert_eq(json_array_size(list), 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        json_t *node = json_array_get(list, i);
+        cr_expect_str_eq(json_string_value(json_object_get(node, "state")), states[i]);
+        cr_expect_str_eq(json_string_value(json_object_get(node, "name")), records[i].name);
+    }
+    json_t *node = json_array_get(list, 1);
+    cr_expect_eq(json_integer_value(json_object_get(node, "used_bytes")), 7);
+    cr_expect_float_eq(json_real_value(json_object_get(node, "gets_per_s")), 2.5, 1e-9);
+    cr_expect_float_eq(json_real_value(json_object_get(node, "last_seen_s")), 2, 1e-9);
+    cr_expect(json_is_null(json_object_get(json_array_get(list, 3), "last_seen_s")));
+    json_decref(asked.body);
+}
+
+Test(control, the_cluster_is_shown_with_the_instances_of_all_daemons)
+{
+    struct asked asked;
+
+    coordinator.instance_text = "{\"state\":\"serving\",\"instance\":\"liar\"}";
+    cluster.etcd = true;
+    cluster.nnodes = 2;
+    cluster.nodes[0] = (struct kvp_cluster_node){.record = &records[0], .own = true};
+    cluster.nodes[1] = (struct kvp_cluster_node){.record = &records[1]};
+    prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
+    go(&asked);
+    expect_body(&asked, 200,
+                "{\"coordinator\":\"etcd\",\"coordinator_reachable\":true,\"nodes\":2,"
+                "\"nodes_up\":1,\"instances\":[{\"instance\":\"far\",\"tenant\":\"default\","
+                "\"layout\":\"layout-1\",\"token\":7,\"state\":\"serving\"},"
+                "{\"instance\":\"engine-0\",\"tenant\":\"default\",\"layout\":\"layout-1\","
+                "\"token\":0,\"state\":\"serving\"}]}");
+    coordinator.instance_text = "not json";
+    prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
     go(&asked);
     cr_expect_eq(asked.http_status, 200);
-    cr_expect(json_is_true(json_object_get(asked.body, "success")));
     json_decref(asked.body);
 }
 

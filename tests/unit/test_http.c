@@ -1200,7 +1200,7 @@ Test(http_own, two_servers_do_not_share_a_port)
     uint32_t before = open_fds();
     struct kvp_http_config config = {
         .port = rest.port, .clock = &kvb_clock_real, .random = &kvb_random_real};
-    cr_expect_eq(kvp_http_start(&config, &second), KVB_ERR_IO);
+    cr_expect_eq(kvp_http_start(&config, &second), KVB_ERR_BUSY);
     config.address = "no such address";
     cr_expect_eq(kvp_http_start(&config, &second), KVB_ERR_INVALID);
     cr_expect_null(second);

@@ -3,6 +3,7 @@
  * by line: api/openapi.yaml keeps to two spaces of indentation, and this test notices if not. */
 #include "control/probes.h"
 #include "http/params.h"
+#include "node/routes.h"
 
 #include <criterion/criterion.h>
 
@@ -22,10 +23,21 @@ struct operation {
     bool success; /* documents 200 */
 };
 
-static struct operation operations[64];
-static uint32_t noperations;
-static char declared[64][64]; /* names under components/parameters */
-static uint32_t ndeclared;
+struct contract {
+    const char *text;
+    const char *end;
+    const struct kvp_route_table *table;
+    struct operation operations[64];
+    uint32_t noperations;
+    char declared[64][64]; /* names under components/parameters */
+    uint32_t ndeclared;
+};
+
+static struct contract contracts[] = {
+    {.text = kvp_openapi, .end = kvp_openapi_end, .table = &kvp_route_table},
+    {.text = kvp_openapi_store, .end = kvp_openapi_store_end, .table = &kvp_store_route_table},
+};
+#define CONTRACTS (sizeof contracts / sizeof contracts[0])
 
 static size_t indent(const char *line)
 {
@@ -55,10 +67,11 @@ static void take_parameter(struct operation *operation, const char *name)
     cr_assert_fail("%s: parameter %s is in no table", operation->id, name);
 }
 
-static void read_line(char *line)
+static void read_line(struct contract *contract, char *line)
 {
     static char section[64], path[128], component[64];
-    struct operation *operation = noperations > 0 ? &operations[noperations - 1] : NULL;
+    struct operation *operation =
+        contract->noperations > 0 ? &contract->operations[contract->noperations - 1] : NULL;
     char *text = line + indent(line);
 
     if (*text == '\0' || *text == '#') {
@@ -70,14 +83,15 @@ static void read_line(char *line)
         if (indent(line) == 2) {
             snprintf(component, sizeof component, "%.*s", (int)strcspn(text, ":"), text);
         } else if (indent(line) == 4 && strcmp(component, "parameters") == 0) {
-            snprintf(declared[ndeclared++], 64, "%.*s", (int)strcspn(text, ":"), text);
+            snprintf(contract->declared[contract->ndeclared++], 64, "%.*s", (int)strcspn(text, ":"),
+                     text);
         }
     } else if (strcmp(section, "paths") != 0) {
         return;
     } else if (indent(line) == 2) {
         snprintf(path, sizeof path, "%.*s", (int)strcspn(text, ":"), text);
     } else if (indent(line) == 4) {
-        operation = &operations[noperations++];
+        operation = &contract->operations[contract->noperations++];
         snprintf(operation->path, sizeof operation->path, "%s", path);
         snprintf(operation->method, sizeof operation->method, "%.*s", (int)strcspn(text, ":"),
                  text);
@@ -94,69 +108,71 @@ static void read_line(char *line)
     }
 }
 
-static void read_contract(void)
+static void read_contracts(void)
 {
-    size_t len = (size_t)(kvp_openapi_end - kvp_openapi);
-    char *copy = strndup(kvp_openapi, len);
-    char *rest = copy;
-    char *line;
-
-    while ((line = strsep(&rest, "\n")) != NULL) {
-        read_line(line);
+    for (uint32_t i = 0; i < CONTRACTS; i++) {
+        struct contract *contract = &contracts[i];
+        char *copy = strndup(contract->text, (size_t)(contract->end - contract->text));
+        char *rest = copy;
+        char *line;
+        while ((line = strsep(&rest, "\n")) != NULL) {
+            read_line(contract, line);
+        }
+        free(copy);
     }
-    free(copy);
 }
 
-TestSuite(openapi, .init = read_contract);
+TestSuite(openapi, .init = read_contracts);
 
-Test(openapi, every_route_is_in_the_contract_and_nothing_else)
+static void compare_routes(const struct contract *contract)
 {
-    cr_expect_eq(noperations, KVP_ROUTE_COUNT);
-    for (uint32_t i = 0; i < KVP_ROUTE_COUNT; i++) {
-        const struct kvp_route *route = &kvp_routes[i];
+    cr_expect_eq(contract->noperations, contract->table->n);
+    for (uint32_t i = 0; i < contract->table->n; i++) {
+        const struct kvp_route *route = &contract->table->routes[i];
         const struct operation *found = NULL;
-        for (uint32_t j = 0; j < noperations; j++) {
-            if (strcmp(operations[j].id, route->operation) == 0) {
+        for (uint32_t j = 0; j < contract->noperations; j++) {
+            if (strcmp(contract->operations[j].id, route->operation) == 0) {
                 cr_expect_null(found, "%s is there twice", route->operation);
-                found = &operations[j];
+                found = &contract->operations[j];
             }
         }
         cr_assert_not_null(found, "%s is not in the contract", route->operation);
+        cr_expect_eq(route->id, i);
         cr_expect_str_eq(found->path, route->path);
         cr_expect_str_eq(found->method, route->method == KVP_GET ? "get" : "post");
         cr_expect(found->success, "%s: no 200", route->operation);
         cr_expect_eq(found->body, route->method == KVP_POST, "%s: body", route->operation);
         cr_expect_eq(found->in_path, strchr(route->path, '{') != NULL, "%s", route->operation);
+        cr_expect_eq(found->params, route->params, "%s: %#x in the contract, %#x in the table",
+                     found->id, found->params, route->params);
     }
 }
 
-Test(openapi, every_operation_has_the_parameters_that_its_route_reads)
+Test(openapi, every_route_is_in_its_contract_with_its_parameters_and_nothing_else)
 {
-    for (uint32_t i = 0; i < noperations; i++) {
-        for (uint32_t j = 0; j < KVP_ROUTE_COUNT; j++) {
-            if (strcmp(operations[i].id, kvp_routes[j].operation) == 0) {
-                cr_expect_eq(operations[i].params, kvp_routes[j].params,
-                             "%s: %#x in the contract, %#x in the table", operations[i].id,
-                             operations[i].params, kvp_routes[j].params);
-            }
-        }
+    for (uint32_t i = 0; i < CONTRACTS; i++) {
+        compare_routes(&contracts[i]);
     }
 }
 
-Test(openapi, every_parameter_is_declared_and_read_somewhere)
+Test(openapi, every_parameter_is_declared_where_it_is_read_and_read_somewhere)
 {
     uint32_t read = 0;
 
-    for (uint32_t i = 0; i < KVP_ROUTE_COUNT; i++) {
-        read |= kvp_routes[i].params;
+    for (uint32_t i = 0; i < CONTRACTS; i++) {
+        const struct contract *contract = &contracts[i];
+        uint32_t here = 0;
+        for (uint32_t j = 0; j < contract->table->n; j++) {
+            here |= contract->table->routes[j].params;
+        }
+        for (uint32_t j = 0; j < KVP_PARAM_COUNT; j++) {
+            bool found = false;
+            for (uint32_t k = 0; k < contract->ndeclared; k++) {
+                found |= strcmp(contract->declared[k], kvp_param_name(j)) == 0;
+            }
+            cr_expect_eq(found, (here & (1u << j)) != 0, "%s", kvp_param_name(j));
+        }
+        read |= here;
     }
     cr_expect_eq(read, (KVP_TAKES_INSTANCE << 1) - 1);
-    for (uint32_t i = 0; i < KVP_PARAM_COUNT; i++) {
-        bool found = false;
-        for (uint32_t j = 0; j < ndeclared; j++) {
-            found |= strcmp(declared[j], kvp_param_name(i)) == 0;
-        }
-        cr_expect(found, "%s is not declared", kvp_param_name(i));
-    }
-    cr_expect_eq(ndeclared, KVP_PARAM_COUNT + 4); /* instance, prefer, name, id */
 }

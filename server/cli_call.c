@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli_call.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ANSWER_MAX = 16 << 20 };
+
+static size_t take_answer(char *data, size_t size, size_t n, void *ctx)
+{
+    struct kvp_call *call = ctx;
+    size_t more = size * n;
+    if (more > ANSWER_MAX - call->len) {
+        return 0;
+    }
+    char *answer = realloc(call->answer, call->len + more + 1);
+    if (answer == NULL) {
+        return 0;
+    }
+    memcpy(answer + call->len, data, more);
+    call->answer = answer;
+    call->len += more;
+    answer[call->len] = '\0';
+    return more;
+}
+
+int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code_p)
+{
+    char url[8192];
+    char header[1024];
+    struct curl_slist *headers = NULL;
+    int len = snprintf(url, sizeof url, "%s%s", call->base, path);
+    if (len < 0 || (size_t)len >= sizeof url) {
+        (void)fprintf(stderr, "kvplane: the URL is too long\n");
+        return KVP_CLI_BAD_USAGE;
+    }
+    if (call->token != NULL) {
+        (void)snprintf(header, sizeof header, "Authorization: Bearer %s", call->token);
+        headers = curl_slist_append(NULL, header);
+    }
+    free(call->answer);
+    call->answer = NULL;
+    call->len = 0;
+    (void)curl_easy_setopt(call->curl, CURLOPT_URL, url);
+    (void)curl_easy_setopt(call->curl, CURLOPT_HTTPHEADER, headers);
+    (void)curl_easy_setopt(call->curl, CURLOPT_WRITEFUNCTION, take_answer);
+    (void)curl_easy_setopt(call->curl, CURLOPT_WRITEDATA, call);
+    (void)curl_easy_setopt(call->curl, CURLOPT_NOPROXY, "*");
+    (void)curl_easy_setopt(call->curl, CURLOPT_CONNECTTIMEOUT, 5L);
+    if (post) {
+        (void)curl_easy_setopt(call->curl, CURLOPT_POSTFIELDS, "");
+    }
+    CURLcode rc = curl_easy_perform(call->curl);
+    (void)curl_easy_setopt(call->curl, CURLOPT_HTTPHEADER, NULL);
+    curl_slist_free_all(headers);
+    if (rc != CURLE_OK) {
+        (void)fprintf(stderr, "kvplane: %s: %s\n", call->base, curl_easy_strerror(rc));
+        return KVP_CLI_UNREACHABLE;
+    }
+    (void)curl_easy_getinfo(call->curl, CURLINFO_RESPONSE_CODE, code_p);
+    return KVP_CLI_DONE;
+}
+
+int kvp_call_refused(const struct kvp_call *call, long code)
+{
+    const char *answer = call->answer != NULL ? call->answer : "";
+    json_t *json = json_loads(answer, 0, NULL);
+    const char *message =
+        json_string_value(json_object_get(json_object_get(json, "error"), "message"));
+    (void)fprintf(stderr, "kvplane: %ld: %s\n", code, message != NULL ? message : answer);
+    json_decref(json);
+    return KVP_CLI_REFUSED;
+}

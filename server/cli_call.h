@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_CLI_CALL_H
+#define SERVER_CLI_CALL_H
+
+#include <curl/curl.h>
+#include <jansson.h>
+
+#include <stdbool.h>
+
+/* One call of the daemon's REST API after the other, for the client commands. */
+enum { KVP_CLI_DONE = 0, KVP_CLI_REFUSED = 1, KVP_CLI_BAD_USAGE = 2, KVP_CLI_UNREACHABLE = 3 };
+
+struct kvp_call {
+    CURL *curl;
+    const char *base;
+    const char *token; /* NULL: none */
+    char *answer;      /* of the last one, NUL-terminated; NULL: empty. malloc'd */
+    size_t len;
+};
+
+/* DONE: *code_p is the HTTP status. Anything else was told on stderr. path: with its query. */
+int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code_p);
+/* Tells what the daemon said was wrong; REFUSED. */
+int kvp_call_refused(const struct kvp_call *call, long code);
+
+/* `kvplane status`: cluster, nodes, tenants and instances. */
+int kvp_cli_overview(struct kvp_call *call, bool json);
+
+#endif

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "control/internal.h"
+
+#include <string.h>
+
+/* ---- nodes ---- */
+
+static const char *state_of(const struct kvp_cluster_node *node)
+{
+    if (node->record->draining || node->status.draining) {
+        return "draining";
+    }
+    if (node->own || node->status.up) {
+        return node->sick ? "sick" : "up";
+    }
+    return "down";
+}
+
+struct listing {
+    const struct kvp_control *control;
+    json_t *list;
+};
+
+static void add_node(void *arg, const struct kvp_cluster_node *node)
+{
+    struct listing *listing = arg;
+    const struct kvs_remote_status *status = &node->status;
+    uint64_t now_ns = kvb_now_ns(listing->control->config.clock);
+    json_t *json = json_pack(
+        "{s:s, s:b, s:s, s:b, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:I, s:I}", "name",
+        node->record->name, "own", node->own, "state", state_of(node), "sick", node->sick,
+        "capacity_bytes", (json_int_t)node->record->capacity_bytes, "used_bytes",
+        (json_int_t)status->used_bytes, "objects", (json_int_t)status->objects, "puts_per_s",
+        node->puts, "put_bytes_per_s", node->put_bytes, "gets_per_s", node->gets, "get_bytes_per_s",
+        node->get_bytes, "sick_times", (json_int_t)node->sick_times, "calls",
+        (json_int_t)node->calls, "calls_failed", (json_int_t)node->failures);
+    kvp_json_set_text(json, "address", node->record->address);
+    (void)json_object_set_new(json, "last_seen_s",
+                              status->heard_ns == 0 ? json_null()
+                              : status->heard_ns > now_ns
+                                  ? json_real(0)
+                                  : json_real((double)(now_ns - status->heard_ns) / 1e9));
+    (void)json_array_append_new(listing->list, json);
+}
+
+void kvp_read_nodes(struct kvp_control *control, struct kvp_request *request)
+{
+    struct listing listing = {.control = control, .list = json_array()};
+    kvp_cluster_each_node(control->config.cluster, add_node, &listing);
+    kvp_control_reply(control, request, 200, json_pack("{s:o}", "nodes", listing.list), 0);
+}
+
+/* ---- the cluster ---- */
+
+json_t *kvp_view_describe(const struct kvp_view *view)
+{
+    const char *state = !view->attached           ? "disconnected"
+                        : view->degraded          ? "degraded"
+                        : view->operation_id != 0 ? "busy"
+                        : view->is_sleeping       ? "asleep"
+                        : view->is_paused         ? "paused"
+                                                  : "serving";
+    json_t *json = json_pack("{s:s}", "state", state);
+    kvp_json_set_text(json, "weight_version", view->weight_version);
+    kvp_json_set_text(json, "weights_name", view->weights_name);
+    return json;
+}
+
+static void add_instance(void *arg, const char *instance, const struct kvs_space *space,
+                         uint64_t token, const char *text)
+{
+    json_t *list = arg;
+    json_t *json = json_pack("{s:s, s:s, s:s, s:I}", "instance", instance, "tenant", space->tenant,
+                             "layout", space->layout, "token", (json_int_t)token);
+    json_t *published = json_loads(text != NULL ? text : "", 0, NULL); /* of another version? */
+    if (json_is_object(published)) {
+        (void)json_object_update_missing(json, published);
+    }
+    json_decref(published);
+    (void)json_array_append_new(list, json);
+}
+
+/* What the coordinator has not been told yet, or cannot be. */
+static void add_own_instance(void *arg, const struct kvp_view *view)
+{
+    json_t *list = arg;
+    size_t i;
+    const json_t *known;
+    json_array_foreach(list, i, known)
+    {
+        const char *name = json_string_value(json_object_get(known, "instance"));
+        if (strcmp(name, view->instance) == 0) {
+            return;
+        }
+    }
+    json_t *json = json_pack("{s:s, s:s, s:s, s:i}", "instance", view->instance, "tenant",
+                             view->tenant, "layout", view->layout, "token", 0);
+    (void)json_object_update_missing_new(json, kvp_view_describe(view));
+    (void)json_array_append_new(list, json);
+}
+
+static void count_node(void *arg, const struct kvp_cluster_node *node)
+{
+    uint32_t *counts = arg; /* all, up */
+    counts[0]++;
+    counts[1] += node->own || node->status.up;
+}
+
+void kvp_read_cluster(struct kvp_control *control, struct kvp_request *request)
+{
+    const struct kvp_control_config *config = &control->config;
+    json_t *instances = json_array();
+    uint32_t counts[2] = {0, 0};
+    kvp_cluster_each_node(config->cluster, count_node, counts);
+    kvs_coordinator_each_instance(config->coordinator, add_instance, instances);
+    kvp_fleet_each(config->fleet, add_own_instance, instances);
+    kvp_control_reply(control, request, 200,
+                      json_pack("{s:s, s:b, s:i, s:i, s:o}", "coordinator",
+                                kvp_cluster_alone(config->cluster) ? "embedded" : "etcd",
+                                "coordinator_reachable", kvp_cluster_reachable(config->cluster),
+                                "nodes", (int)counts[0], "nodes_up", (int)counts[1], "instances",
+                                instances),
+                      0);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_NODE_SERVER_H
+#define SERVER_NODE_SERVER_H
+
+#include "base/io.h"
+#include "base/sched.h"
+#include "store/service.h"
+
+/*
+ * A share served to other processes: a listener on its owner's loop, which hands accepted
+ * connections in turn to threads, each with a loop and a kvs_service of its own over the one share.
+ * A connection stays with its thread. Owner's loop thread only, unless said otherwise.
+ */
+struct kvp_server;
+
+struct kvp_server_config {
+    struct kvb_sched *sched; /* of the owner's loop */
+    struct kvb_io *io;
+    struct kvs_share *share;
+    int listener; /* listens, does not block; taken on OK */
+    uint32_t threads;
+    struct kvt_tcp_common tcp; /* net: each thread's own */
+    const char *name;          /* of the node; copied */
+    uint64_t incarnation;
+    uint64_t ticket_ms, hold_ms;
+    uint32_t lanes_max, lanes_each_max; /* of each thread */
+};
+
+/* NO_MEMORY, LIMIT (threads, descriptors), IO; logged. */
+KVB_MUST_USE kvb_status_t kvp_server_create(const struct kvp_server_config *config,
+                                            struct kvp_server **server_p);
+/* No new objects are taken; lookups and gets go on. Idempotent. */
+void kvp_server_drain(struct kvp_server *server);
+/* Any thread. Requests of peers that are not answered yet. */
+uint32_t kvp_server_running(const struct kvp_server *server);
+/* Any thread: of all threads, as they were a moment ago. */
+void kvp_server_stats(struct kvp_server *server, struct kvt_tcp_stats *stats_p);
+/* Any thread: when the thread that is furthest behind last turned its loop (monotonic). */
+uint64_t kvp_server_beat_ns(const struct kvp_server *server);
+/* Closes every connection and ends the threads, which takes a turn of each. NULL: nothing. */
+void kvp_server_destroy(struct kvp_server *server);
+
+#endif

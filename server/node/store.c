@@ -1,0 +1,483 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node/store.h"
+
+#include "cluster.h"
+#include "collect.h"
+#include "loop.h"
+#include "metrics.h"
+#include "node/control.h"
+#include "node/routes.h"
+#include "node/server.h"
+#include "program.h"
+
+#include "base/assert.h"
+#include "base/faults.h"
+#include "base/log.h"
+#include "store/node.h"
+#include "transport/transport.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/*
+ * Threads: this one, whose loop accepts connections, does the share's upkeep, talks to etcd and
+ * answers the REST calls; the I/O threads (node/server.h); those of HTTP, which read a few atomics
+ * for probes.
+ *
+ * It leaves in steps: `draining`, in which others place nothing new here and read what they still
+ * want; `going`, in which it is withdrawn; and the end.
+ */
+enum {
+    HEARTBEAT_MS = 2000, /* a loop that has not turned for so long hangs */
+    QUIET_MS = 1000,     /* nobody has read anything for so long: the readers have finished */
+    QUIET_LOOK_MS = 100,
+    WITHDRAW_MS = 3000, /* etcd has answered by then, or the lease will tell */
+    TRANSFERS_MAX = 16, /* of this process's own questions for objects */
+    GRACE_MS = 60000,   /* a store node names no weights */
+};
+
+struct kvp_store {
+    const struct kvp_store_config *config;
+    struct kvp_loop *loop;
+    struct kvb_metrics *metrics;
+    struct kvp_collect collect;
+    struct kvs_share *share;
+    struct kvs_keeper keeper;
+    /* its own way to its objects */
+    struct kvt_regions *regions;
+    struct kvt_transport *loopback;
+    struct kvs_node *node;
+    struct kvs_client *client;
+    /* the others' */
+    struct kvs_node_record record;
+    struct kvp_server *server;
+    struct kvs_coordinator *coordinator; /* NULL: no etcd */
+    struct kvp_cluster *cluster;
+    struct kvp_node_control *control;
+    struct kvp_http *http;
+    char url[KVP_ADDRESS_MAX];
+    /* leaving */
+    bool going;
+    uint64_t leave_by_ns;
+    uint64_t quiet_since_ns;
+    uint64_t gets;
+    struct kvb_timer look;
+    /* read by probes; any thread */
+    atomic_bool draining;
+    atomic_bool known; /* etcd has been reached once, or there is none */
+    atomic_bool etcd_reachable;
+};
+
+/* ---- leaving ---- */
+
+static void on_withdrawn(void *ctx)
+{
+    struct kvp_store *store = ctx;
+    kvp_loop_stop(store->loop);
+}
+
+static void go(struct kvp_store *store)
+{
+    struct kvb_sched *sched = kvp_loop_sched(store->loop);
+    store->going = true;
+    kvb_sched_timer_clear(sched, &store->look);
+    KVB_LOG(INFO, "going", KVB_U64("requests_running", kvp_server_running(store->server)));
+    kvp_node_control_close(store->control);
+    kvp_http_stop(store->http);
+    store->http = NULL;
+    if (store->cluster != NULL) {
+        kvp_cluster_stop(store->cluster, WITHDRAW_MS, on_withdrawn, store);
+    } else {
+        kvp_loop_stop(store->loop);
+    }
+}
+
+static uint64_t count_gets(struct kvp_store *store)
+{
+    struct kvs_share_stats stats;
+    kvs_share_stats(store->share, &stats);
+    return stats.gets;
+}
+
+static void on_look(struct kvb_timer *timer)
+{
+    struct kvp_store *store = kvb_container_of(timer, struct kvp_store, look);
+    struct kvb_sched *sched = kvp_loop_sched(store->loop);
+    uint64_t now_ns = kvb_now_ns(sched->clock);
+    uint64_t gets = count_gets(store);
+    if (gets != store->gets || kvp_server_running(store->server) > 0) {
+        store->gets = gets;
+        store->quiet_since_ns = now_ns;
+    }
+    if (now_ns >= store->leave_by_ns ||
+        now_ns - store->quiet_since_ns >= QUIET_MS * KVB_NS_PER_MS) {
+        go(store);
+        return;
+    }
+    kvb_sched_timer_set(sched, timer, now_ns + QUIET_LOOK_MS * KVB_NS_PER_MS);
+}
+
+static void drain(void *ctx)
+{
+    struct kvp_store *store = ctx;
+    struct kvb_sched *sched = kvp_loop_sched(store->loop);
+    if (atomic_load(&store->draining)) {
+        return;
+    }
+    KVB_LOG(INFO, "draining", KVB_U64("bound_ms", store->config->drain_bound));
+    atomic_store(&store->draining, true);
+    store->record.draining = true;
+    if (store->cluster != NULL) {
+        kvp_cluster_drain(store->cluster);
+    }
+    kvp_server_drain(store->server);
+    store->gets = count_gets(store);
+    store->quiet_since_ns = kvb_now_ns(sched->clock);
+    store->leave_by_ns = kvb_deadline_in_ms(sched->clock, store->config->drain_bound);
+    kvb_sched_timer_set(sched, &store->look, store->quiet_since_ns);
+}
+
+/* ---- the loop ---- */
+
+static void on_woken(void *ctx)
+{
+    struct kvp_store *store = ctx;
+    if (store->share != NULL) {
+        kvs_keeper_woken(&store->keeper);
+    }
+    if (store->control != NULL) {
+        kvp_node_control_run(store->control);
+    }
+}
+
+static void on_signalled(void *ctx, int signum)
+{
+    struct kvp_store *store = ctx;
+    KVB_LOG(INFO, "asked to leave", KVB_STR("signal", strsignal(signum)));
+    if (!atomic_load(&store->draining)) {
+        drain(store);
+    } else if (!store->going) {
+        go(store);
+    }
+}
+
+static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
+{
+    (void)now_ns;
+    struct kvp_store *store = ctx;
+    if (store->http != NULL) { /* whole */
+        kvp_collect_beat(&store->collect, NULL, lag_ns);
+        atomic_store(&store->known,
+                     store->cluster == NULL || kvp_cluster_was_reachable(store->cluster));
+        atomic_store(&store->etcd_reachable,
+                     store->cluster != NULL && kvp_cluster_reachable(store->cluster));
+    }
+}
+
+static const struct kvp_loop_ops loop_ops = {
+    .woken = on_woken, .signalled = on_signalled, .beat = on_beat};
+
+/* ---- probes: HTTP's thread ---- */
+
+static void ask(const struct kvp_store *store, bool ready, const char *yes,
+                struct kvp_probe_answer *answer)
+{
+    uint64_t since_ns = kvb_now_ns(&kvb_clock_real) - HEARTBEAT_MS * KVB_NS_PER_MS;
+    json_t *reasons = json_array();
+    if (kvp_loop_beat_ns(store->loop) < since_ns) {
+        (void)json_array_append_new(reasons, json_string("the node's loop does not turn"));
+    }
+    if (kvp_server_beat_ns(store->server) < since_ns) {
+        (void)json_array_append_new(reasons, json_string("an I/O thread's loop does not turn"));
+    }
+    if (ready && atomic_load(&store->draining)) {
+        (void)json_array_append_new(reasons, json_string("the node is leaving"));
+    }
+    if (ready && !atomic_load(&store->known)) {
+        (void)json_array_append_new(
+            reasons, json_string("etcd has not been reached yet: nobody knows of this node"));
+    }
+    kvp_probe_reasons(reasons, yes, answer);
+}
+
+static void on_probe(void *ctx, const struct kvp_route *route, const char *instance,
+                     struct kvp_probe_answer *answer_p)
+{
+    const struct kvp_store *store = ctx;
+    (void)instance;
+    switch ((enum kvp_store_route_id)route->id) {
+    case KVP_STORE_health:
+        ask(store, false, "ok", answer_p);
+        return;
+    case KVP_STORE_livez:
+        ask(store, false, "alive", answer_p);
+        return;
+    case KVP_STORE_readyz:
+        ask(store, true, "ready", answer_p);
+        return;
+    case KVP_STORE_metrics:
+        kvp_probe_metrics(store->metrics, answer_p);
+        return;
+    case KVP_STORE_version:
+        answer_p->json = json_pack("{s:s, s:s}", "name", "kvplane store", "version", KVP_VERSION);
+        return;
+    case KVP_STORE_openapi:
+        kvp_probe_bytes(kvp_openapi_store, (size_t)(kvp_openapi_store_end - kvp_openapi_store),
+                        "application/yaml", answer_p);
+        return;
+    default:
+        KVB_UNREACHABLE("a route of kind CONTROL");
+    }
+}
+
+static bool on_is_stopping(void *ctx)
+{
+    return atomic_load(&((struct kvp_store *)ctx)->draining);
+}
+
+static void on_answered(void *ctx, const struct kvp_http_answered *answered)
+{
+    kvp_collect_answered(&((struct kvp_store *)ctx)->collect, answered);
+}
+
+static const struct kvp_http_ops http_ops = {
+    .probe = on_probe, .stopping = on_is_stopping, .answered = on_answered};
+
+/* At a scrape; any thread. */
+static void on_collect(void *ctx)
+{
+    struct kvp_store *store = ctx;
+    struct kvt_tcp_stats stats;
+    kvp_server_stats(store->server, &stats);
+    kvp_metrics_tcp(store->metrics, "-", &stats);
+    kvb_series_set(kvb_series0(store->metrics, KVP_M_ETCD_REACHABLE),
+                   atomic_load(&store->etcd_reachable));
+    kvb_series_set(kvb_series0(store->metrics, KVP_M_NODE_REQUESTS),
+                   kvp_server_running(store->server));
+}
+
+/* ---- start ---- */
+
+static kvb_status_t create_share(struct kvp_store *store)
+{
+    const struct kvp_store_config *config = store->config;
+    struct kvb_sched *sched = kvp_loop_sched(store->loop);
+    const struct kvs_share_config share = {.bytes = config->store_bytes,
+                                           .shards = (uint32_t)config->shards,
+                                           .huge_pages = config->huge_pages,
+                                           .prefault = config->prefault};
+    kvb_status_t status = kvs_share_create(sched->random, &share, &store->share);
+    if (status != KVB_OK) {
+        return status;
+    }
+    kvs_keeper_start(&store->keeper, store->share, sched, kvp_loop_wake, store->loop);
+    kvp_collect_init(&store->collect, store->metrics, store->share, store->loop);
+    status = kvt_regions_create(sched, &store->regions);
+    if (status == KVB_OK) {
+        status = kvt_loopback_create(store->regions, TRANSFERS_MAX, &store->loopback);
+    }
+    if (status == KVB_OK) {
+        const struct kvs_node_config node = {.ticket_ms = config->ticket};
+        status = kvs_node_create(sched, store->loopback, store->share, &node, &store->node);
+    }
+    if (status == KVB_OK) {
+        status = kvs_client_create(sched, &store->client);
+    }
+    if (status == KVB_OK) {
+        status = kvs_client_add_node(store->client, "local", store->node, config->store_bytes);
+    }
+    return status;
+}
+
+static kvb_status_t create_server(struct kvp_store *store)
+{
+    const struct kvp_store_config *config = store->config;
+    const struct kvp_cluster_config cluster = kvp_store_config_cluster(config);
+    struct kvt_tcp_common tcp = {.net = NULL};
+    char address[KVP_ADDRESS_MAX];
+    int listener;
+    kvb_status_t status = kvp_program_tcp(&cluster, &tcp);
+    if (status == KVB_OK) {
+        status = kvp_program_listen(config->cluster_listen, &listener, address);
+    }
+    if (status != KVB_OK) {
+        return status;
+    }
+    kvp_program_record(&cluster, address, config->store_bytes, &store->record);
+    const struct kvp_server_config server = {
+        .sched = kvp_loop_sched(store->loop),
+        .io = kvp_loop_io(store->loop),
+        .share = store->share,
+        .listener = listener,
+        .threads = (uint32_t)config->io_threads,
+        .tcp = tcp,
+        .name = store->record.name,
+        .incarnation = store->record.incarnation,
+        .ticket_ms = kvb_fault_run() ? 0 : config->ticket,
+        .hold_ms = config->hold,
+        .lanes_max = (uint32_t)config->lanes_max,
+        .lanes_each_max = (uint32_t)config->lanes_each_max,
+    };
+    status = kvp_server_create(&server, &store->server);
+    if (status != KVB_OK) {
+        (void)close(listener);
+    }
+    explicit_bzero(&tcp, sizeof tcp);
+    return status;
+}
+
+static kvb_status_t create_cluster(struct kvp_store *store)
+{
+    const struct kvp_cluster_config cluster = kvp_store_config_cluster(store->config);
+    if (cluster.etcd[0] == '\0') {
+        KVB_LOG(WARN, "without etcd nobody is told of this node");
+        atomic_store(&store->known, true);
+        return KVB_OK;
+    }
+    struct kvb_sched *sched = kvp_loop_sched(store->loop);
+    kvb_status_t status = kvp_program_etcd(&cluster, GRACE_MS, store->record.name, sched,
+                                           kvp_loop_io(store->loop), &store->coordinator);
+    if (status == KVB_OK) {
+        const struct kvp_cluster_params params = {.sched = sched,
+                                                  .coordinator = store->coordinator,
+                                                  .share = store->share,
+                                                  .own = store->record};
+        status = kvp_cluster_create(&params, &store->cluster);
+    }
+    return status;
+}
+
+static uint32_t count_running(void *ctx)
+{
+    return kvp_server_running(((const struct kvp_store *)ctx)->server);
+}
+
+static kvb_status_t create_rest(struct kvp_store *store)
+{
+    const struct kvp_store_config *config = store->config;
+    const struct kvp_node_control_config control = {.clock = &kvb_clock_real,
+                                                    .share = store->share,
+                                                    .client = store->client,
+                                                    .record = &store->record,
+                                                    .queue_max = (uint32_t)config->requests_max,
+                                                    .wake = kvp_loop_wake,
+                                                    .wake_ctx = store->loop,
+                                                    .drain = drain,
+                                                    .running = count_running,
+                                                    .ctx = store};
+    kvb_status_t status = kvp_node_control_create(&control, &store->control);
+    if (status != KVB_OK) {
+        return status;
+    }
+    kvb_metrics_on_collect(store->metrics, on_collect, store);
+    const struct kvp_program_rest rest = {.listen = config->listen,
+                                          .token_file = config->token_file,
+                                          .connections_max = config->connections_max,
+                                          .idle_timeout = config->idle_timeout};
+    const struct kvp_http_config http = {.routes = &kvp_store_route_table,
+                                         .inbox = kvp_node_control_inbox(store->control),
+                                         .ops = &http_ops,
+                                         .ctx = store};
+    return kvp_program_http(&rest, &http, &store->http, store->url);
+}
+
+kvb_status_t kvp_store_create(const struct kvp_store_config *config, struct kvp_store **store_p)
+{
+    struct kvp_store *store = calloc(1, sizeof *store);
+    if (store == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    store->config = config;
+    kvb_timer_init(&store->look, on_look);
+    kvb_status_t status = kvp_loop_create(&loop_ops, store, &store->loop);
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, "the event loop cannot be created; too few descriptors? (ulimit -n)",
+                KVB_STATUS(status));
+        free(store);
+        return status;
+    }
+    store->metrics = kvb_metrics_create(kvp_metric_table, KVP_METRIC_COUNT);
+    status = store->metrics == NULL ? KVB_ERR_NO_MEMORY : create_share(store);
+    if (status == KVB_OK) {
+        status = create_server(store);
+    }
+    if (status == KVB_OK) {
+        status = create_cluster(store);
+    }
+    if (status == KVB_OK) {
+        status = create_rest(store);
+    }
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, "the store node cannot start", KVB_STATUS(status));
+        kvp_store_destroy(store);
+        return status;
+    }
+    *store_p = store;
+    return KVB_OK;
+}
+
+void kvp_store_run(struct kvp_store *store)
+{
+    KVB_LOG(INFO, "serving", KVB_STR("node", store->record.name),
+            KVB_STR("address", store->record.address), KVB_STR("rest", store->url),
+            KVB_U64("store_bytes", store->config->store_bytes));
+    (void)printf("kvplane store ready %s %s\n", store->record.address, store->url);
+    (void)fflush(stdout);
+    kvp_loop_run(store->loop);
+}
+
+void kvp_store_destroy(struct kvp_store *store)
+{
+    kvb_sched_timer_clear(kvp_loop_sched(store->loop), &store->look);
+    if (store->control != NULL) {
+        kvp_node_control_close(store->control);
+    }
+    if (store->http != NULL) {
+        kvp_http_stop(store->http);
+    }
+    kvp_server_destroy(store->server);
+    if (store->coordinator != NULL) {
+        kvs_coordinator_destroy(store->coordinator);
+    }
+    if (store->client != NULL) {
+        kvs_client_destroy(store->client);
+    }
+    kvp_cluster_destroy(store->cluster);
+    kvp_node_control_destroy(store->control);
+    kvs_node_destroy(store->node);
+    kvt_transport_destroy(store->loopback);
+    kvt_regions_destroy(store->regions);
+    if (store->share != NULL) {
+        kvs_keeper_stop(&store->keeper);
+        kvs_share_destroy(store->share);
+    }
+    kvb_metrics_destroy(store->metrics);
+    kvp_loop_destroy(store->loop);
+    free(store);
+}
+
+int kvp_store_main(int argc, char **argv)
+{
+    char error[KVP_CONFIG_ERROR_MAX];
+    struct kvp_store_config config;
+    kvb_status_t status =
+        kvp_store_config_read(argc - 1, (const char *const *)argv + 1, &config, error);
+    if (status != KVB_OK) {
+        (void)fprintf(stderr, "kvplane store: %s\n", error);
+        return status == KVB_ERR_INVALID ? 2 : 1;
+    }
+    int code = 1;
+    struct kvp_store *store;
+    if (kvp_program_begin(config.log_level, config.log_format, config.fault) != KVB_OK) {
+        code = 2;
+    } else if (kvp_store_create(&config, &store) == KVB_OK) {
+        kvp_store_run(store);
+        kvp_store_destroy(store);
+        code = 0;
+    }
+    kvp_store_config_cleanup(&config);
+    return code;
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "program.h"
+
+#include "listen.h"
+#include "tokens.h"
+
+#include "base/assert.h"
+#include "base/faults.h"
+#include "base/log.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { ENDPOINTS_MAX = 32 };
+
+static kvb_status_t choose_fault(const char *fault)
+{
+    if (fault[0] == '\0') {
+        return KVB_OK;
+    }
+#ifdef KVB_FAULTS
+    kvb_status_t status = kvb_fault_choose(fault);
+#else
+    kvb_status_t status = KVB_ERR_INVALID;
+#endif
+    if (status == KVB_OK) {
+        KVB_LOG(WARN, "a protection is taken out: never serve like this", KVB_STR("fault", fault));
+    } else {
+        KVB_LOG(ERROR, "fault: no such switch in this build", KVB_STR("fault", fault));
+    }
+    return status;
+}
+
+kvb_status_t kvp_program_begin(const char *log_level, const char *log_format, const char *fault)
+{
+    enum kvb_log_level level = KVB_LOG_INFO;
+    bool known = kvb_log_parse_level(log_level, &level);
+    kvb_assert(known); /* one of the words of its list */
+    bool json = strcmp(log_format, "json") == 0;
+    kvb_log_setup(level, json ? KVB_LOG_JSON : KVB_LOG_LOGFMT, STDERR_FILENO);
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit); /* fewer connections then, nothing worse */
+    }
+    (void)signal(SIGPIPE, SIG_IGN);
+    return choose_fault(fault);
+}
+
+/* ---- addresses ---- */
+
+static void join_address(const char *before, const char *host, uint16_t port,
+                         char address[KVP_ADDRESS_MAX])
+{
+    bool bare = strchr(host, ':') == NULL;
+    (void)snprintf(address, KVP_ADDRESS_MAX, bare ? "%s%s:%u" : "%s[%s]:%u", before, host, port);
+}
+
+kvb_status_t kvp_program_listen(const char *listen, int *fd_p, char address[KVP_ADDRESS_MAX])
+{
+    char host[KVB_LAYOUT_MAX];
+    uint16_t port;
+    kvb_status_t status = kvp_split_address(listen, host, sizeof host, &port);
+    kvb_assert(status == KVB_OK); /* checked at start */
+    status = kvp_listen(host, port, fd_p, &port);
+    if (status == KVB_OK) {
+        join_address("", host, port, address);
+    }
+    return status;
+}
+
+void kvp_program_record(const struct kvp_cluster_config *config, const char *listen,
+                        uint64_t capacity_bytes, struct kvs_node_record *record_p)
+{
+    const char *address = config->advertise[0] != '\0' ? config->advertise : listen;
+    *record_p = (struct kvs_node_record){.capacity_bytes = capacity_bytes};
+    (void)snprintf(record_p->address, sizeof record_p->address, "%s", address);
+    const char *name = config->node_name[0] != '\0' ? config->node_name : address;
+    (void)snprintf(record_p->name, sizeof record_p->name, "%s", name);
+    for (char *at = record_p->name; *at != '\0'; at++) { /* of an address: 10.0.0.1-8102 */
+        *at = isalnum((unsigned char)*at) || strchr("._-", *at) != NULL ? *at : '-';
+    }
+    do {
+        kvb_random_real.fill(kvb_random_real.ctx, &record_p->incarnation,
+                             sizeof record_p->incarnation);
+    } while (record_p->incarnation == 0);
+}
+
+/* ---- REST ---- */
+
+static kvb_status_t read_tokens(const char *path, struct kvp_http_token *tokens,
+                                uint32_t *ntokens_p)
+{
+    char error[KVP_CONFIG_ERROR_MAX];
+    *ntokens_p = 0;
+    if (path[0] == '\0') {
+        return KVB_OK;
+    }
+    kvb_status_t status = kvp_tokens_read(path, tokens, ntokens_p, error);
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, error);
+    }
+    return status;
+}
+
+kvb_status_t kvp_program_http(const struct kvp_program_rest *rest,
+                              const struct kvp_http_config *http, struct kvp_http **http_p,
+                              char url[KVP_ADDRESS_MAX])
+{
+    struct kvp_http_config config = *http;
+    char host[KVB_LAYOUT_MAX];
+    struct kvp_http_token *tokens = calloc(KVP_HTTP_TOKENS_MAX, sizeof *tokens);
+    if (tokens == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    kvb_status_t status = kvp_split_address(rest->listen, host, sizeof host, &config.port);
+    kvb_assert(status == KVB_OK); /* checked at start */
+    config.address = host;
+    config.tokens = tokens;
+    config.connections_max = (uint32_t)rest->connections_max;
+    config.idle_timeout_s = (uint32_t)(rest->idle_timeout / 1000);
+    config.clock = &kvb_clock_real;
+    config.random = &kvb_random_real;
+    status = read_tokens(rest->token_file, tokens, &config.ntokens);
+    if (status == KVB_OK) {
+        status = kvp_http_start(&config, http_p);
+    }
+    if (status == KVB_OK) {
+        join_address("http://", host, kvp_http_port(*http_p), url);
+    }
+    explicit_bzero(tokens, KVP_HTTP_TOKENS_MAX * sizeof *tokens);
+    free(tokens);
+    return status;
+}
+
+/* ---- the cluster ---- */
+
+/* The file without the blanks at its end. */
+static kvb_status_t read_secret(const char *key, const char *path, char *out, size_t cap,
+                                uint32_t *len_p)
+{
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        KVB_LOG(ERROR, "a file of the configuration cannot be read", KVB_STR("key", key),
+                KVB_STR("path", path), KVB_ERRNO(errno));
+        return KVB_ERR_IO;
+    }
+    size_t len = fread(out, 1, cap, file);
+    bool failed = ferror(file) != 0;
+    (void)fclose(file);
+    while (len < cap && len > 0 && isspace((unsigned char)out[len - 1])) {
+        len--;
+    }
+    if (failed || len == 0 || len == cap) {
+        KVB_LOG(ERROR, "a file of the configuration is empty, too long or cannot be read",
+                KVB_STR("key", key), KVB_STR("path", path), KVB_U64("bytes_max", cap - 1));
+        return failed ? KVB_ERR_IO : KVB_ERR_INVALID;
+    }
+    *len_p = (uint32_t)len;
+    return KVB_OK;
+}
+
+kvb_status_t kvp_program_tcp(const struct kvp_cluster_config *config, struct kvt_tcp_common *tcp_p)
+{
+    char secret[KVT_TCP_SECRET_MAX + 1];
+    uint32_t len = 0;
+    kvb_status_t status =
+        config->secret_file[0] == '\0'
+            ? KVB_OK
+            : read_secret("secret-file", config->secret_file, secret, sizeof secret, &len);
+    if (status == KVB_OK) {
+        *tcp_p = (struct kvt_tcp_common){.net = tcp_p->net, .secret_len = len};
+        memcpy(tcp_p->secret, secret, len);
+    }
+    explicit_bzero(secret, sizeof secret);
+    return status;
+}
+
+kvb_status_t kvp_program_etcd(const struct kvp_cluster_config *config, uint64_t grace_ms,
+                              const char *process, struct kvb_sched *sched, struct kvb_io *io,
+                              struct kvs_coordinator **coordinator_p)
+{
+    char urls[ENDPOINTS_MAX][KVB_LAYOUT_MAX];
+    const char *endpoints[ENDPOINTS_MAX];
+    uint32_t n = 0;
+    for (const char *at = config->etcd; *at != '\0'; n++) {
+        if (n == ENDPOINTS_MAX) {
+            KVB_LOG(ERROR, "etcd: too many endpoints", KVB_U64("limit", ENDPOINTS_MAX));
+            return KVB_ERR_INVALID;
+        }
+        at = kvp_next_item(at, urls[n], sizeof urls[n]);
+        endpoints[n] = urls[n];
+    }
+    char password[256];
+    if (config->etcd_password_file[0] != '\0') {
+        uint32_t len;
+        kvb_status_t status = read_secret("etcd-password-file", config->etcd_password_file,
+                                          password, sizeof password, &len);
+        if (status != KVB_OK) {
+            return status;
+        }
+        password[len] = '\0';
+        password[strcspn(password, "\r\n")] = '\0';
+    }
+#define GIVEN(text) ((text)[0] != '\0' ? (text) : NULL)
+    const struct kvs_etcd_config etcd = {
+        .sched = sched,
+        .io = io,
+        .endpoints = endpoints,
+        .nendpoints = n,
+        .prefix = config->etcd_prefix,
+        .user = GIVEN(config->etcd_user),
+        .password = config->etcd_password_file[0] != '\0' ? password : NULL,
+        .ca_file = GIVEN(config->etcd_ca_file),
+        .cert_file = GIVEN(config->etcd_cert_file),
+        .key_file = GIVEN(config->etcd_key_file),
+        .lease_ms = (uint32_t)config->lease,
+        .grace_ms = grace_ms,
+        .process = process,
+    };
+#undef GIVEN
+    kvb_status_t status = kvs_etcd_create(&etcd, coordinator_p);
+    explicit_bzero(password, sizeof password);
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, "etcd cannot be used", KVB_STR("etcd", config->etcd), KVB_STATUS(status));
+    }
+    return status;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SERVER_PROGRAM_H
+#define SERVER_PROGRAM_H
+
+#include "cluster_keys.h"
+#include "http/http.h"
+
+#include "base/io.h"
+#include "base/sched.h"
+#include "store/coordinator.h"
+#include "transport/tcp.h"
+
+/* How the two programs begin: what their common keys (cluster_keys.h) say is put into place. */
+
+/* Log, descriptor limit, signals, fault switch. INVALID: no such fault here; logged. */
+KVB_MUST_USE kvb_status_t kvp_program_begin(const char *log_level, const char *log_format,
+                                            const char *fault);
+
+/* A listener at HOST:PORT (checked before), and the address of it: with the port it got. */
+#define KVP_ADDRESS_MAX 256
+KVB_MUST_USE kvb_status_t kvp_program_listen(const char *listen, int *fd_p,
+                                             char address[KVP_ADDRESS_MAX]);
+
+struct kvp_program_rest {
+    const char *listen;
+    const char *token_file;
+    uint64_t connections_max;
+    uint64_t idle_timeout; /* ms */
+};
+/* http: routes, inbox, ops and ctx; the rest comes from the keys. url_p: where it is. */
+KVB_MUST_USE kvb_status_t kvp_program_http(const struct kvp_program_rest *rest,
+                                           const struct kvp_http_config *http,
+                                           struct kvp_http **http_p, char url[KVP_ADDRESS_MAX]);
+
+/* Secret and bounds of connections between processes of the cluster; net is left alone. INVALID,
+ * IO: the secret file; logged. */
+KVB_MUST_USE kvb_status_t kvp_program_tcp(const struct kvp_cluster_config *config,
+                                          struct kvt_tcp_common *tcp_p);
+/* The coordinator of the cluster; etcd may be away. grace_ms: of names. INVALID, IO (password
+ * file), NO_MEMORY; logged. */
+KVB_MUST_USE kvb_status_t kvp_program_etcd(const struct kvp_cluster_config *config,
+                                           uint64_t grace_ms, const char *process,
+                                           struct kvb_sched *sched, struct kvb_io *io,
+                                           struct kvs_coordinator **coordinator_p);
+/* The record of this process's share. listen: the address it got. */
+void kvp_program_record(const struct kvp_cluster_config *config, const char *listen,
+                        uint64_t capacity_bytes, struct kvs_node_record *record_p);
+
+#endif
