@@ -90,6 +90,7 @@ struct kve_side {
     bool tracks_lineage;
     uint64_t weights; /* id it holds */
     char name[64];    /* what kvplane can know of it; "" = nothing vouches: it shares with nobody */
+    bool unseen;      /* its daemon has seen no version of it: the next one does not vouch */
     struct kve_counts past; /* of earlier lives of its engine */
 };
 

@@ -222,6 +222,7 @@ static bool kill_daemon(struct kve_rehearsal *r)
 {
     kve_process_kill(r->a.daemon);
     forget_version(&r->a);
+    r->a.unseen = true;
     return kve_process_start(r, r->a.daemon) && kve_process_await(r, r->a.engine) &&
            (!r->pending || await_instance(r, &r->a, is_away, "does not notice that etcd is away"));
 }
@@ -238,6 +239,7 @@ static bool kill_engine(struct kve_rehearsal *r)
     json_decref(stats);
     kve_process_kill(a->engine);
     forget_version(a);
+    a->unseen = false; /* the next life says what it was started with */
     kve_side_engine_args(r, a, a->name[0] != '\0');
     return await_instance(r, a, is_detached, "does not notice that its engine died") &&
            kve_process_start(r, a->engine);

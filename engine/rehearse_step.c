@@ -315,6 +315,10 @@ static void named(struct kve_side *side, uint64_t weights, enum kve_naming namin
     switch (naming) {
     case KVE_NAMING_VERSION:
         version_of(weights, side->name);
+        if (side->unseen) {
+            side->name[0] = '\0';
+            side->unseen = false;
+        }
         break;
     case KVE_NAMING_FINGERPRINT:
         snprintf(side->name, sizeof side->name, "fp%" PRIu64, weights);
@@ -993,7 +997,7 @@ static bool endure(struct kve_rehearsal *r, const struct way *way, struct span s
         }
     }
     if (!finish(r, &run, NULL, NULL) || !await_open(r, &r->a) ||
-        (r->a.engine->child.pid != engine && !judge_cleared(r, &r->a, span.first))) {
+        (away && r->a.engine->child.pid != engine && !judge_cleared(r, &r->a, span.first))) {
         return false;
     }
     while (!kve_happening_over(r)) {
