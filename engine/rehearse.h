@@ -51,7 +51,7 @@ enum kve_naming {
 
 /* What tells that a process is ready. */
 enum kve_readiness {
-    KVE_READY_LINE,    /* a line `kvplane ready URL`; the URL is its REST API */
+    KVE_READY_LINE,    /* a line `kvplane [store] ready … URL`; the URL is its REST API */
     KVE_READY_HEALTH,  /* its URL is known; GET /health answers 200 */
     KVE_READY_ATTACHED /* an engine: it says so itself */
 };

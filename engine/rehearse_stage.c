@@ -80,11 +80,20 @@ bool kve_process_spawn(struct kve_rehearsal *r, struct kve_process *process)
 
 static bool await_line(struct kve_rehearsal *r, struct kve_process *process)
 {
-    kvb_status_t status = kve_child_await_text(&process->child, "kvplane ready ", process->url,
-                                               sizeof process->url, START_MS, &kve_rehearse_stop);
+    const char *start =
+        strcmp(process->argv[1], "store") == 0 ? "kvplane store ready " : "kvplane ready ";
+    char text[sizeof process->url];
+    kvb_status_t status = kve_child_await_text(&process->child, start, text, sizeof text, START_MS,
+                                               &kve_rehearse_stop);
+    const char *space;
 
-    return status == KVB_OK || kve_rehearse_fail(r, "%s did not become ready: %s", process->name,
-                                                 kvb_status_text(status));
+    if (status != KVB_OK) {
+        return kve_rehearse_fail(r, "%s did not become ready: %s", process->name,
+                                 kvb_status_text(status));
+    }
+    space = strrchr(text, ' ');
+    snprintf(process->url, sizeof process->url, "%s", space == NULL ? text : space + 1);
+    return true;
 }
 
 static bool await_health(struct kve_rehearsal *r, struct kve_process *process)

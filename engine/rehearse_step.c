@@ -205,7 +205,7 @@ bool kve_side_stats(struct kve_rehearsal *r, struct kve_side *side, json_t **sta
 enum external {
     ANY,     /* that it was done, if it says something of success */
     LEFT,    /* the same, and while the coordinator is known to be away, that this is pending */
-    CLEARED, /* the same of a reset, which then is no success */
+    CLEARED, /* the same of a reset; while the coordinator is away it is no success */
 };
 
 static bool is_answer(const struct kve_rehearsal *r, enum external external, const json_t *answer)
@@ -217,7 +217,7 @@ static bool is_answer(const struct kve_rehearsal *r, enum external external, con
     if (external == ANY || !r->away) {
         return done;
     }
-    return (pending || !r->pending) && (external == LEFT ? done : !done);
+    return external == CLEARED ? !done : done && (pending || !r->pending);
 }
 
 static bool rest(struct kve_rehearsal *r, const struct kve_side *side, enum external external,

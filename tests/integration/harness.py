@@ -110,9 +110,10 @@ class Process:
 
 class Server(Process):
     """A process with a REST API."""
+    READY = "kvplane ready "
 
     def await_ready(self):
-        self.url = self.line("kvplane ready ")
+        self.url = self.line(self.READY).rsplit(" ", 1)[-1]
         self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
         self.port = int(port)
 
@@ -174,6 +175,7 @@ class Daemon(Server):
 
 class StoreNode(Server):
     """A node of the cluster; its share is reached at cluster_port, or by what --advertise says."""
+    READY = "kvplane store ready "
 
     def __init__(self, directory, etcd, *args, name="store-0", cluster_port=0,
                  store_bytes="64MiB"):
