@@ -991,8 +991,8 @@ void kvs_retire_note_members(struct etcd *etcd)
 
 void kvs_retire_sweep(struct etcd *etcd)
 {
-    uint64_t now_ns = kvb_now_ns(etcd->sched->clock);
     kvs_retire_note_members(etcd);
+    uint64_t now_ns = kvb_now_ns(etcd->sched->clock); /* not before any since_ns */
     for (uint32_t i = 0; i < etcd->mirror.kinds[KVS_KEY_NAME].n; i++) {
         struct kvs_entry *name = etcd->mirror.kinds[KVS_KEY_NAME].entries[i];
         if (now_ns - name->since_ns > etcd->grace_ms * KVB_NS_PER_MS) {
