@@ -4,8 +4,9 @@
 
 /*
  * A store of one node, its client, and an engine's memory beside it, under a simulated clock. Over
- * the loopback, or over a transport that obeys the test (fake_transport.h). Values are made by
- * test_values.h, so that every byte read says whose it is.
+ * the loopback, or over a transport that obeys the test (fake_transport.h); or, in a program with
+ * TEST_STORE_REMOTE, with the node behind connections (service, remote, fake_tcp.h). Values are
+ * made by test_values.h, so that every byte read says whose it is.
  */
 #include "fake_transport.h"
 #include "sim_sched.h"
@@ -17,6 +18,16 @@
 #include "store/node.h"
 #include "store/share.h"
 
+#ifdef TEST_STORE_REMOTE
+#include "fake_tcp.h"
+
+#include "store/service.h"
+/* A put that was given up may have been stored all the same, its answer on the way. */
+#define TEST_ANSWER_MAY_BE_LOST true
+#else
+#define TEST_ANSWER_MAY_BE_LOST false
+#endif
+
 #define KIB(n) ((uint64_t)(n) << 10)
 #define MIB(n) ((uint64_t)(n) << 20)
 
@@ -27,6 +38,9 @@ struct test_store {
     struct fake_transport *fake; /* NULL: loopback */
     struct kvs_share *share;
     struct kvs_keeper keeper;
+#ifdef TEST_STORE_REMOTE
+    struct kvs_service *service;
+#endif
     struct kvs_node *node;
     struct kvs_client *client;
     struct test_memory memory;
@@ -49,6 +63,84 @@ static inline void test_store_poked_(void *ctx)
     kvs_keeper_woken(ctx); /* posts to the loop: one that runs in this very thread */
 }
 
+#ifdef TEST_STORE_REMOTE
+
+static inline void test_store_serve(struct test_store *store,
+                                    const struct test_store_config *config, uint64_t incarnation)
+{
+    const struct kvs_service_config service = {
+        .sched = &store->sim.sched,
+        .share = store->share,
+        .name = "node",
+        .incarnation = incarnation,
+        .ticket_ms = config->ticket_ms,
+    };
+    kvb_assert(kvs_service_create(&service, &store->service) == KVB_OK);
+}
+
+static inline bool test_store_up_(void *arg)
+{
+    struct kvs_remote_status status;
+    kvs_remote_status(arg, &status);
+    return status.up;
+}
+
+static inline void test_store_open_node_(struct test_store *store,
+                                         const struct test_store_config *config, bool fake)
+{
+    kvb_assert(!fake);
+    fake_tcp_init();
+    test_store_serve(store, config, 1);
+    const struct kvs_remote_config remote = {
+        .sched = &store->sim.sched,
+        .regions = store->regions,
+        .peer = {.address = "node", .in_flight_max = 8},
+    };
+    kvb_assert(kvs_remote_create(&remote, &store->node) == KVB_OK);
+    kvb_assert(sim_run_until(&store->sim, test_store_up_, store->node, 1000));
+}
+
+static inline void test_store_close_node_(struct test_store *store)
+{
+    kvs_remote_destroy(store->node);
+    kvs_service_destroy(store->service);
+    kvb_assert(fake_tcp.running == 0);
+}
+
+static inline uint32_t test_store_calls(struct test_store *store)
+{
+    return kvs_remote_calls(store->node);
+}
+
+#else
+
+static inline void test_store_open_node_(struct test_store *store,
+                                         const struct test_store_config *config, bool fake)
+{
+    const struct kvs_node_config node = {.ticket_ms = config->ticket_ms};
+    if (fake) {
+        store->fake = fake_transport_create(store->regions, 8);
+        store->transport = &store->fake->base;
+    } else {
+        kvb_assert(kvt_loopback_create(store->regions, 8, &store->transport) == KVB_OK);
+    }
+    kvb_assert(kvs_node_create(&store->sim.sched, store->transport, store->share, &node,
+                               &store->node) == KVB_OK);
+}
+
+static inline void test_store_close_node_(struct test_store *store)
+{
+    kvs_node_destroy(store->node);
+    kvt_transport_destroy(store->transport);
+}
+
+static inline uint32_t test_store_calls(struct test_store *store)
+{
+    return kvs_node_calls(store->node);
+}
+
+#endif
+
 static inline void test_store_open(struct test_store *store, const struct test_store_config *config,
                                    bool fake)
 {
@@ -59,19 +151,11 @@ static inline void test_store_open(struct test_store *store, const struct test_s
     sim_init(&store->sim, sim_seed(1));
     kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
     kvb_assert(kvt_regions_create(&store->sim.sched, &store->regions) == KVB_OK);
-    if (fake) {
-        store->fake = fake_transport_create(store->regions, 8);
-        store->transport = &store->fake->base;
-    } else {
-        kvb_assert(kvt_loopback_create(store->regions, 8, &store->transport) == KVB_OK);
-    }
     const struct kvs_share_config share = {.bytes = config->share_bytes, .shards = config->shards};
-    const struct kvs_node_config node = {.ticket_ms = config->ticket_ms};
     kvb_assert(kvs_share_create(&store->sim.random, &share, &store->share) == KVB_OK);
     kvs_keeper_start(&store->keeper, store->share, &store->sim.sched, test_store_poked_,
                      &store->keeper);
-    kvb_assert(kvs_node_create(&store->sim.sched, store->transport, store->share, &node,
-                               &store->node) == KVB_OK);
+    test_store_open_node_(store, config, fake);
     kvb_assert(kvs_client_create(&store->sim.sched, &store->client) == KVB_OK);
     kvb_assert(kvs_client_add_node(store->client, "here", store->node, config->share_bytes) ==
                KVB_OK);
@@ -101,10 +185,9 @@ static inline void test_store_close(struct test_store *store)
     }
     kvt_region_destroy(store->region);
     kvs_client_destroy(store->client);
-    kvs_node_destroy(store->node);
+    test_store_close_node_(store);
     kvs_keeper_stop(&store->keeper);
     kvs_share_destroy(store->share);
-    kvt_transport_destroy(store->transport);
     kvt_regions_destroy(store->regions);
     test_memory_cleanup(&store->memory);
     sim_cleanup(&store->sim);

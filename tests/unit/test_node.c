@@ -352,6 +352,7 @@ Test(node, what_a_lookup_promised_is_not_evicted_until_it_is_given_back)
         } else {
             sim_advance(&store.sim, 61000); /* its bound */
         }
+        sim_settle(&store.sim);
         cr_assert_eq(test_stats(&store).core.holds, 0);
         cr_assert_eq(test_put(&store, "all", 3, MIB(4), 1), KVB_OK);
         cr_assert_eq(test_exists(&store, "held", 4), KVB_ERR_NOT_FOUND);
@@ -576,9 +577,13 @@ Test(node, every_item_ends_once_when_cancelled_at_any_step)
         cr_assert(sim_run_until_true(&store.sim, &get.done, 200));
         for (uint32_t i = 0; i < 12; i++) {
             cr_assert(put.items[i].status == KVB_OK || put.items[i].status == KVB_ERR_CANCELED);
-            cr_assert_eq(test_exists(&store, &keys[i], 8),
-                         put.items[i].status == KVB_OK ? KVB_OK : KVB_ERR_NOT_FOUND);
+            kvb_status_t there = test_exists(&store, &keys[i], 8);
             if (put.items[i].status == KVB_OK) {
+                cr_assert_eq(there, KVB_OK);
+            } else if (!TEST_ANSWER_MAY_BE_LOST) {
+                cr_assert_eq(there, KVB_ERR_NOT_FOUND);
+            }
+            if (there == KVB_OK) {
                 cr_assert_eq(test_remove(&store, &keys[i], 8, false), KVB_OK);
             }
         }

@@ -78,7 +78,7 @@ static void assert_at_rest(struct test_store *store, uint64_t used)
     cr_assert_eq(stats.core.attempts, 0);
     cr_assert_eq(stats.core.tickets, 0);
     cr_assert_eq(stats.core.quarantined_bytes, 0);
-    cr_assert_eq(kvs_node_calls(store->node), 0);
+    cr_assert_eq(test_store_calls(store), 0);
     cr_assert_eq(kvt_region_refs(store->region), 0);
     cr_assert_null(kvs_share_validate(store->share));
 }
@@ -409,7 +409,7 @@ Test(node_steps, b11_hundreds_of_random_failures_leave_the_node_as_it_was)
             }
         }
         struct kvs_share_stats stats = test_stats(&store);
-        cr_assert_eq(stats.core.attempts + stats.core.tickets + kvs_node_calls(store.node), 0,
+        cr_assert_eq(stats.core.attempts + stats.core.tickets + test_store_calls(&store), 0,
                      "seed %lu round %d", store.sim.seed, round);
         cr_assert_eq(kvt_region_refs(store.region), 0);
         cr_assert_null(kvs_share_validate(store.share));

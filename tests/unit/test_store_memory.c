@@ -105,7 +105,7 @@ static bool one_try(struct test_store *store, enum kvs_batch_op op, uint64_t n)
         cr_assert(failed || item != KVB_ERR_NO_MEMORY);
     }
     struct kvs_share_stats stats = test_stats(store);
-    cr_assert_eq(stats.core.attempts + stats.core.tickets + kvs_node_calls(store->node), 0);
+    cr_assert_eq(stats.core.attempts + stats.core.tickets + test_store_calls(store), 0);
     cr_assert_eq(kvt_region_refs(store->region), 0);
     cr_assert_null(kvs_share_validate(store->share));
     return failed;

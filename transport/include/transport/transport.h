@@ -133,7 +133,8 @@ void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_n
 KVB_MUST_USE kvb_status_t kvt_loopback_create(struct kvt_regions *regions, uint32_t in_flight_max,
                                               struct kvt_transport **transport_p);
 
-/* Nothing in flight, no region registered; NULL: nothing. */
+/* No region registered; nothing in flight, but where it asks: there such transfers end CANCELED,
+ * inside. NULL: nothing. */
 void kvt_transport_destroy(struct kvt_transport *transport);
 
 #endif
