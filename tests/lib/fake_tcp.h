@@ -60,6 +60,7 @@ struct fake_exchange {
     struct kvt_transfer *transfer; /* NULL: the asker has its answer */
     struct kvt_tcp_request request;
     enum fake_stage stage;
+    bool held;            /* waits for fake_go(), wherever it is */
     kvb_status_t stopped; /* what the asker is told instead, soon */
     kvb_status_t status;  /* that the node answered */
     uint8_t *ask;
@@ -406,7 +407,7 @@ static inline void fake_pump_one_(struct fake_exchange *exchange)
         fake_exchange_destroy_(exchange);
         return;
     }
-    if (!fake_tcp.held[exchange->stage] && exchange->stage != FAKE_SERVING) {
+    if (!fake_tcp.held[exchange->stage] && !exchange->held && exchange->stage != FAKE_SERVING) {
         fake_go(exchange);
     }
 }
@@ -490,7 +491,7 @@ static inline kvb_status_t fake_peer_start_(struct kvt_transport *transport,
                                             struct kvt_transfer *transfer)
 {
     struct fake_peer *peer = fake_peer_of(transport);
-    if (!peer->up) {
+    if (!peer->up || !fake_has_lane_(peer)) {
         return KVB_ERR_UNAVAILABLE;
     }
     struct fake_exchange *exchange = calloc(1, sizeof *exchange);

@@ -98,6 +98,7 @@ static inline void test_store_open_node_(struct test_store *store,
     };
     kvb_assert(kvs_remote_create(&remote, &store->node) == KVB_OK);
     kvb_assert(sim_run_until(&store->sim, test_store_up_, store->node, 1000));
+    sim_settle(&store->sim);
 }
 
 static inline void test_store_close_node_(struct test_store *store)

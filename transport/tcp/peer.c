@@ -711,6 +711,18 @@ static void on_turn(struct kvb_event *event)
 
 /* ---- create and destroy ---- */
 
+/* Whoever destroys it waits for nothing any more (transport.h). */
+static void end_all(struct peer *peer)
+{
+    for (uint32_t i = 0; i < peer->asks_len; i++) {
+        struct ask *ask = &peer->asks[i];
+        if (ask->transfer != NULL) {
+            kvb_sched_timer_clear(peer->base.sched, &ask->deadline);
+            kvt_transfer_finish(ask->transfer, KVB_ERR_CANCELED);
+        }
+    }
+}
+
 static void peer_destroy(struct kvt_transport *transport)
 {
     struct peer *peer = of(transport);
@@ -719,6 +731,7 @@ static void peer_destroy(struct kvt_transport *transport)
             lane_close(&peer->lanes[i].lane);
         }
     }
+    end_all(peer);
     kvb_sched_unpost(&peer->turn);
     kvb_sched_timer_clear(transport->sched, &peer->retry);
     kvb_sched_timer_clear(transport->sched, &peer->idle_check);

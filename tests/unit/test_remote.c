@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A node behind connections, as a client sees it: it comes, goes, comes back as another. */
+#include "test_store.h"
+
+#include <criterion/criterion.h>
+
+static const struct test_store_config config = {.share_bytes = MIB(8), .shards = 3};
+
+static struct fake_peer *the_peer(void)
+{
+    return kvb_container_of(kvb_list_first(&fake_tcp.peers), struct fake_peer, link);
+}
+
+static bool is_up(void *arg)
+{
+    return test_store_up_(arg);
+}
+/* In its second life. */
+static bool is_second(void *arg)
+{
+    struct kvs_remote_status status;
+    kvs_remote_status(arg, &status);
+    return status.up && status.incarnation == 2;
+}
+static bool is_down(void *arg)
+{
+    return !test_store_up_(arg);
+}
+
+static struct kvs_remote_status status_of(struct test_store *store)
+{
+    struct kvs_remote_status status;
+    kvs_remote_status(store->node, &status);
+    return status;
+}
+
+/* The process of the node is gone, with everything in it. */
+static void kill_node(struct test_store *store)
+{
+    kvs_service_destroy(store->service);
+    store->service = NULL;
+    kvs_keeper_stop(&store->keeper);
+    kvs_share_destroy(store->share);
+    store->share = NULL;
+}
+
+static void start_node(struct test_store *store, uint64_t incarnation)
+{
+    const struct kvs_share_config share = {.bytes = config.share_bytes, .shards = config.shards};
+    cr_assert_eq(kvs_share_create(&store->sim.random, &share, &store->share), KVB_OK);
+    kvs_keeper_start(&store->keeper, store->share, &store->sim.sched, test_store_poked_,
+                     &store->keeper);
+    test_store_serve(store, &config, incarnation);
+}
+
+/* ---- a node that is away is a miss, at once ---- */
+
+Test(remote, what_is_asked_of_a_node_that_is_away_misses_at_once)
+{
+    struct test_store store;
+    struct test_job job;
+    test_store_open(&store, &config, false);
+    cr_assert_eq(test_put(&store, "k", 1, 100, 1), KVB_OK);
+    kill_node(&store);
+    cr_assert(sim_run_until(&store.sim, is_down, store.node, 1000));
+    for (int op = 0; op < KVS_BATCH_OPS; op++) {
+        uint64_t now_ns = store.sim.now_ns;
+        test_job_init(&job, &store, (enum kvs_batch_op)op);
+        for (uint64_t i = 0; i < 16; i++) {
+            test_job_add(&job, &store, "k", 1, i * 100, 100);
+        }
+        test_job_run(&job, &store);
+        for (int i = 0; i < 16; i++) {
+            cr_assert_eq(job.items[i].status, KVB_ERR_UNAVAILABLE, "op %d", op);
+        }
+        cr_assert_eq(store.sim.now_ns, now_ns, "nothing was waited for");
+    }
+    kvs_client_discard(store.client, (struct kvs_hold){9, 1}); /* to nobody: no effect */
+    start_node(&store, 2);
+    cr_assert(sim_run_until(&store.sim, is_up, store.node, 5000));
+    cr_assert_eq(test_exists(&store, "k", 1), KVB_ERR_NOT_FOUND);
+    test_store_close(&store);
+}
+
+static void on_removed(void *ctx, struct kvs_node *node)
+{
+    (void)node;
+    *(bool *)ctx = true;
+}
+
+Test(remote, a_node_that_never_was_there_costs_nothing)
+{
+    struct test_store store;
+    struct kvs_node *nobody;
+    test_store_open(&store, &config, false);
+    const struct kvs_remote_config away = {
+        .sched = &store.sim.sched, .regions = store.regions, .peer = {.address = "nobody"}};
+    cr_assert_eq(kvs_remote_create(&away, &nobody), KVB_OK);
+    cr_assert_eq(kvs_client_add_node(store.client, "nobody", nobody, MIB(8)), KVB_OK);
+    uint32_t there = 0, away_n = 0;
+    for (uint64_t i = 0; i < 40; i++) {
+        kvb_status_t status = test_put(&store, &i, sizeof i, 100, 1);
+        cr_assert(status == KVB_OK || status == KVB_ERR_UNAVAILABLE);
+        there += status == KVB_OK;
+        away_n += status == KVB_ERR_UNAVAILABLE;
+    }
+    cr_assert_gt(there, 0);
+    bool gone = false;
+    cr_assert_eq(kvs_client_remove_node(store.client, "nobody", on_removed, &gone), KVB_OK);
+    cr_assert(sim_run_until_true(&store.sim, &gone, 1000));
+    kvs_remote_destroy(nobody);
+    test_store_close(&store);
+}
+
+/* ---- restarts ---- */
+
+Test(remote, a_node_that_came_back_as_another_has_nothing_of_before_and_takes_new_puts)
+{
+    struct test_store store;
+    test_store_open(&store, &config, false);
+    for (uint64_t life = 2; life < 6; life++) {
+        for (uint64_t i = 0; i < 20; i++) {
+            cr_assert_eq(test_put(&store, &i, sizeof i, 1000 + i, life), KVB_OK);
+        }
+        kill_node(&store);
+        sim_settle(&store.sim);
+        start_node(&store, life);
+        cr_assert(sim_run_until(&store.sim, is_up, store.node, 5000));
+        cr_assert_eq(status_of(&store).incarnation, life);
+        for (uint64_t i = 0; i < 20; i++) {
+            cr_assert_eq(test_get(&store, &i, sizeof i, 1000 + i, life), KVB_ERR_NOT_FOUND);
+        }
+    }
+    test_store_close(&store);
+}
+
+enum { JOBS = 12 };
+
+Test(remote, a_node_killed_at_any_moment_under_load_loses_what_it_held_and_nothing_else)
+{
+    for (uint32_t turns = 0; turns < 60; turns++) {
+        struct test_store store;
+        static struct test_job jobs[JOBS];
+        static uint64_t keys[JOBS];
+        test_store_open(&store, &config, false);
+        for (uint64_t i = 0; i < 4; i++) {
+            keys[i] = i;
+            cr_assert_eq(test_put(&store, &keys[i], 8, KIB(64), 1), KVB_OK);
+        }
+        for (uint64_t j = 0; j < JOBS; j++) {
+            bool get = j < 4;
+            keys[j] = j;
+            uint8_t *value = store.memory.base + MIB(1) + j * KIB(64);
+            if (get) {
+                memset(value, TEST_PREFILL, KIB(64));
+            } else {
+                test_value_fill(value, KIB(64), "t", &keys[j], 8, 1);
+            }
+            test_job_init(&jobs[j], &store, get ? KVS_GET : KVS_PUT);
+            test_job_add(&jobs[j], &store, &keys[j], 8, MIB(1) + j * KIB(64), KIB(64));
+            test_job_submit(&jobs[j], &store);
+        }
+        for (uint32_t i = 0; i < turns; i++) {
+            (void)sim_turn(&store.sim);
+        }
+        kill_node(&store);
+        for (uint64_t j = 0; j < JOBS; j++) {
+            cr_assert(sim_run_until_true(&store.sim, &jobs[j].done, 1000));
+            kvb_status_t status = jobs[j].items[0].status;
+            cr_assert(status == KVB_OK || status == KVB_ERR_UNAVAILABLE, "%s",
+                      kvb_status_label(status));
+            if (j < 4 && status == KVB_OK) {
+                cr_assert_eq(test_value_check(store.memory.base + MIB(1) + j * KIB(64), KIB(64),
+                                              "t", &keys[j], 8, 1),
+                             KIB(64));
+            }
+        }
+        start_node(&store, 2);
+        cr_assert(sim_run_until(&store.sim, is_second, store.node, 5000));
+        for (uint64_t j = 0; j < JOBS; j++) {
+            cr_assert_eq(test_get(&store, &keys[j], 8, KIB(64), 1), KVB_ERR_NOT_FOUND);
+            cr_assert_eq(test_put(&store, &keys[j], 8, KIB(64), 2), KVB_OK);
+            cr_assert_eq(test_get(&store, &keys[j], 8, KIB(64), 2), KVB_OK);
+        }
+        cr_assert_null(kvs_share_validate(store.share));
+        test_store_close(&store);
+    }
+}
+
+Test(remote, lanes_that_are_cut_fail_only_what_was_on_them)
+{
+    struct test_store store;
+    struct test_job jobs[2];
+    test_store_open(&store, &config, false);
+    fake_tcp.held[FAKE_RECEIVING] = true;
+    for (int j = 0; j < 2; j++) {
+        test_job_init(&jobs[j], &store, KVS_PUT);
+        test_job_add(&jobs[j], &store, j == 0 ? "a" : "b", 1, 0, KIB(64));
+        test_job_submit(&jobs[j], &store);
+    }
+    sim_settle(&store.sim);
+    fake_lane_close(fake_waiting(FAKE_RECEIVING)->lane);
+    cr_assert(sim_run_until_true(&store.sim, &jobs[0].done, 100));
+    cr_assert_eq(jobs[0].items[0].status, KVB_ERR_UNAVAILABLE);
+    cr_assert(!jobs[1].done);
+    fake_tcp.held[FAKE_RECEIVING] = false;
+    fake_go(fake_waiting(FAKE_RECEIVING));
+    cr_assert(sim_run_until_true(&store.sim, &jobs[1].done, 100));
+    cr_assert_eq(jobs[1].items[0].status, KVB_OK);
+    cr_assert(status_of(&store).up, "one is left");
+    test_store_close(&store);
+}
+
+/* ---- calls ---- */
+
+Test(remote, what_the_transport_has_no_room_for_waits_and_is_never_lost)
+{
+    struct test_store store;
+    static struct test_job jobs[8];
+    static uint64_t keys[8][16];
+    test_store_open(&store, &config, false);
+    fake_tcp.held[FAKE_RECEIVING] = true;
+    for (int j = 0; j < 8; j++) {
+        test_job_init(&jobs[j], &store, KVS_PUT);
+        for (int i = 0; i < 16; i++) {
+            keys[j][i] = (uint64_t)(j * 16 + i);
+            test_job_add(&jobs[j], &store, &keys[j][i], 8, 0, 100);
+        }
+        test_job_submit(&jobs[j], &store);
+    }
+    sim_settle(&store.sim);
+    cr_assert_eq(the_peer()->base.in_flight, 8);
+    fake_tcp.held[FAKE_RECEIVING] = false;
+    for (struct fake_exchange *one; (one = fake_waiting(FAKE_RECEIVING)) != NULL;) {
+        fake_go(one);
+    }
+    for (int j = 0; j < 8; j++) {
+        cr_assert(sim_run_until_true(&store.sim, &jobs[j].done, 1000));
+        for (int i = 0; i < 16; i++) {
+            cr_assert_eq(jobs[j].items[i].status, KVB_OK);
+        }
+    }
+    cr_assert_eq(test_stats(&store).puts, 128);
+    test_store_close(&store);
+}
+
+Test(remote, when_others_fill_the_transport_time_makes_room)
+{
+    struct test_store store;
+    struct test_job job;
+    test_store_open(&store, &config, false);
+    sim_advance(&store.sim, 10);
+    fake_tcp.held[FAKE_ASKED] = true;
+    for (uint64_t i = 0; i < 8; i++) {
+        kvs_client_discard(store.client, (struct kvs_hold){9, i});
+    }
+    cr_assert_eq(the_peer()->base.in_flight, 8);
+    test_job_add(test_job_init(&job, &store, KVS_EXISTS), &store, "k", 1, 0, 1);
+    test_job_submit(&job, &store);
+    sim_settle(&store.sim);
+    cr_assert(!job.done);
+    fake_tcp.held[FAKE_ASKED] = false;
+    for (struct fake_exchange *one; (one = fake_waiting(FAKE_ASKED)) != NULL;) {
+        fake_go(one);
+    }
+    cr_assert(sim_run_until_true(&store.sim, &job.done, 100));
+    cr_assert_eq(job.items[0].status, KVB_ERR_NOT_FOUND);
+    test_store_close(&store);
+}
+
+Test(remote, at_the_deadline_what_was_begun_has_timed_out_and_the_rest_was_never_asked)
+{
+    struct test_store store;
+    struct test_job job;
+    test_store_open(&store, &config, false);
+    for (int s = FAKE_ASKED; s < FAKE_STAGES; s++) {
+        fake_tcp.held[s] = true;
+    }
+    sim_advance(&store.sim, 10);
+    uint32_t others = the_peer()->base.in_flight; /* a status, perhaps */
+    test_job_init(&job, &store, KVS_PUT);
+    job.batch.deadline_ns = sim_in_ms(&store.sim, 100);
+    static uint64_t keys[16];
+    for (uint64_t i = 0; i < 16; i++) {
+        keys[i] = i;
+        test_job_add(&job, &store, &keys[i], 8, 0, 100);
+    }
+    test_job_submit(&job, &store);
+    cr_assert(sim_run_until_true(&store.sim, &job.done, 1000));
+    cr_assert_lt(store.sim.now_ns, job.batch.deadline_ns + 300 * KVB_NS_PER_MS);
+    for (uint32_t i = 0; i < 16; i++) {
+        cr_assert_eq(job.items[i].status, i < 8 - others ? KVB_ERR_TIMEOUT : KVB_ERR_UNAVAILABLE,
+                     "item %u", i);
+    }
+    cr_assert_eq(kvt_region_refs(store.region), 0);
+    for (int s = FAKE_ASKED; s < FAKE_STAGES; s++) {
+        fake_tcp.held[s] = false;
+    }
+    test_store_close(&store);
+}
+
+Test(remote, a_lookup_stopped_half_way_answers_every_key_once)
+{
+    for (uint32_t turns = 0; turns < 24; turns++) {
+        struct test_store store;
+        static struct kvs_item items[1000];
+        static uint32_t keys[1000];
+        struct test_job job;
+        test_store_open(&store, &config, false);
+        for (uint32_t i = 0; i < 1000; i++) {
+            keys[i] = i;
+            items[i] = (struct kvs_item){.key = {(const uint8_t *)&keys[i], i % 97 == 0 ? 0 : 4}};
+        }
+        test_job_init(&job, &store, KVS_EXISTS);
+        job.batch.items = items;
+        job.batch.nitems = 1000;
+        test_job_submit(&job, &store);
+        for (uint32_t i = 0; i < turns; i++) {
+            (void)sim_turn(&store.sim);
+        }
+        if (!job.done) {
+            test_job_cancel(&job, &store);
+        }
+        cr_assert(sim_run_until_true(&store.sim, &job.done, 100));
+        for (uint32_t i = 0; i < 1000; i++) {
+            cr_assert(items[i].status == KVB_ERR_CANCELED ||
+                      items[i].status == (i % 97 == 0 ? KVB_ERR_INVALID : KVB_ERR_NOT_FOUND));
+        }
+        test_store_close(&store);
+    }
+}
+
+/* ---- holds ---- */
+
+static void hold_k(struct test_store *store, struct kvs_client *client)
+{
+    struct test_job job;
+    test_job_add(test_job_init(&job, store, KVS_EXISTS), store, "k", 1, 0, 1);
+    job.batch.hold = (struct kvs_hold){9, 1};
+    cr_assert_eq(kvs_client_submit(client, &job.batch), KVB_OK);
+    cr_assert(sim_run_until_true(&store->sim, &job.done, 1000));
+    cr_assert_eq(job.items[0].status, KVB_OK);
+}
+
+Test(remote, holds_of_two_clients_whose_instances_have_one_number_are_two)
+{
+    struct test_store store;
+    struct kvs_node *second;
+    struct kvs_client *client;
+    test_store_open(&store, &config, false);
+    const struct kvs_remote_config other = {
+        .sched = &store.sim.sched, .regions = store.regions, .peer = {.address = "node"}};
+    cr_assert_eq(kvs_remote_create(&other, &second), KVB_OK);
+    cr_assert(sim_run_until(&store.sim, is_up, second, 1000));
+    cr_assert_eq(kvs_client_create(&store.sim.sched, &client), KVB_OK);
+    cr_assert_eq(kvs_client_add_node(client, "node", second, MIB(8)), KVB_OK);
+    cr_assert_eq(test_put(&store, "k", 1, 1000, 1), KVB_OK);
+    hold_k(&store, store.client);
+    hold_k(&store, client);
+    cr_assert_eq(test_stats(&store).core.holds, 2);
+    kvs_client_discard_instance(client, 9);
+    sim_settle(&store.sim);
+    cr_assert_eq(test_stats(&store).core.holds, 1, "the other's promise stands");
+    kvs_client_discard(store.client, (struct kvs_hold){9, 1});
+    sim_settle(&store.sim);
+    cr_assert_eq(test_stats(&store).core.holds, 0);
+    kvs_client_destroy(client);
+    kvs_remote_destroy(second);
+    test_store_close(&store);
+}
+
+/* ---- what the node says of itself ---- */
+
+struct heard {
+    uint32_t calls;
+    struct kvs_remote_status last;
+};
+
+static void on_changed(void *ctx, struct kvs_node *node, const struct kvs_remote_status *status)
+{
+    struct heard *heard = ctx;
+    (void)node;
+    heard->calls++;
+    heard->last = *status;
+}
+
+Test(remote, its_figures_and_state_are_told_as_they_change)
+{
+    struct test_store store;
+    struct kvs_node *watched;
+    struct heard heard = {0};
+    test_store_open(&store, &config, false);
+    const struct kvs_remote_config watch = {.sched = &store.sim.sched,
+                                            .regions = store.regions,
+                                            .peer = {.address = "node"},
+                                            .changed = on_changed,
+                                            .ctx = &heard};
+    cr_assert_eq(kvs_remote_create(&watch, &watched), KVB_OK);
+    cr_assert(!heard.last.up);
+    cr_assert_eq(test_put(&store, "k", 1, 1000, 1), KVB_OK);
+    cr_assert_eq(test_get(&store, "k", 1, 1000, 1), KVB_OK);
+    sim_advance(&store.sim, 1100);
+    cr_assert(heard.last.up);
+    cr_assert_eq(heard.last.incarnation, 1);
+    cr_assert_eq(heard.last.capacity_bytes, test_stats(&store).core.share_bytes);
+    cr_assert_eq(heard.last.used_bytes, test_stats(&store).core.used_bytes);
+    cr_assert_eq(heard.last.objects, 1);
+    cr_assert_eq(heard.last.puts, 1);
+    cr_assert_eq(heard.last.put_bytes, 1000);
+    cr_assert_eq(heard.last.gets, 1);
+    cr_assert_eq(heard.last.get_bytes, 1000);
+    cr_assert(!heard.last.draining);
+    kvs_service_drain(store.service);
+    sim_advance(&store.sim, 1100);
+    cr_assert(heard.last.draining);
+    kill_node(&store);
+    cr_assert(sim_run_until(&store.sim, is_down, watched, 1000));
+    cr_assert(!heard.last.up);
+    start_node(&store, 2);
+    sim_advance(&store.sim, 1100);
+    cr_assert(heard.last.up);
+    cr_assert(!heard.last.draining);
+    cr_assert_eq(heard.last.incarnation, 2);
+    cr_assert_eq(heard.last.objects, 0);
+    cr_assert_lt(heard.calls, 20, "not more often than there is news");
+    kvs_remote_destroy(watched);
+    test_store_close(&store);
+}
+
+struct listed {
+    struct kvs_remote_tenants ask;
+    uint32_t n;
+    uint64_t objects;
+    bool done;
+    kvb_status_t status;
+};
+
+static void on_tenants(struct kvs_remote_tenants *ask, kvb_status_t status)
+{
+    struct listed *listed = kvb_container_of(ask, struct listed, ask);
+    listed->status = status;
+    listed->n = ask->n;
+    for (uint32_t i = 0; i < ask->n; i++) {
+        char want[64];
+        (void)snprintf(want, sizeof want, "t%u", i);
+        cr_assert_str_eq(ask->tenants[i].tenant, want);
+        listed->objects += ask->tenants[i].stats.objects;
+    }
+    listed->done = true;
+}
+
+Test(remote, its_tenants_are_listed_however_many)
+{
+    static const uint32_t counts[] = {0, 1, 255, 256, 257, 600};
+    for (int c = 0; c < 6; c++) {
+        struct test_store store;
+        struct listed listed = {.ask.done = on_tenants};
+        test_store_open(&store, &config, false);
+        for (uint32_t i = 0; i < counts[c]; i++) {
+            (void)snprintf(store.space.tenant, sizeof store.space.tenant, "t%u", i);
+            cr_assert_eq(test_put(&store, "k", 1, 64, 1), KVB_OK);
+        }
+        cr_assert_eq(kvs_remote_tenants(store.node, sim_in_ms(&store.sim, 1000), &listed.ask),
+                     KVB_OK);
+        cr_assert(!listed.done);
+        cr_assert(sim_run_until_true(&store.sim, &listed.done, 1000));
+        cr_assert_eq(listed.status, KVB_OK);
+        cr_assert_eq(listed.n, counts[c]);
+        cr_assert_eq(listed.objects, counts[c]);
+        kill_node(&store);
+        sim_settle(&store.sim);
+        listed.done = false;
+        cr_assert_eq(kvs_remote_tenants(store.node, sim_in_ms(&store.sim, 1000), &listed.ask),
+                     KVB_OK);
+        cr_assert(sim_run_until_true(&store.sim, &listed.done, 1000));
+        cr_assert_eq(listed.status, KVB_ERR_UNAVAILABLE);
+        start_node(&store, 3);
+        test_store_close(&store);
+    }
+}
+
+Test(remote, destroying_it_ends_what_nobody_waits_for)
+{
+    struct test_store store;
+    test_store_open(&store, &config, false);
+    fake_tcp.held[FAKE_ASKED] = true;
+    sim_advance(&store.sim, 1500); /* a status is asked for */
+    for (uint64_t i = 0; i < 4; i++) {
+        kvs_client_discard(store.client, (struct kvs_hold){9, i});
+    }
+    cr_assert_gt(the_peer()->base.in_flight, 3);
+    test_store_close(&store);
+}
