@@ -671,8 +671,10 @@ static void tell_down(struct peer *peer, kvb_status_t why)
 {
     peer->told_up = false;
     peer->told_down = true;
-    KVB_LOG_LIMITED(WARN, "tcp: a node cannot be reached", KVB_STR("address", peer->address),
-                    KVB_STATUS(why));
+    KVB_LOG_LIMITED(
+        WARN, "tcp: a node cannot be reached", KVB_STR("address", peer->address), KVB_STATUS(why),
+        KVB_STR("reason", why == KVB_ERR_REFUSED ? "not the same secret, or no version in common"
+                                                 : kvb_status_text(why)));
     peer->config.ops->down(peer->config.ctx, why);
 }
 

@@ -394,8 +394,9 @@ static kvb_status_t refuse(struct kvt_tcp_lane *lane, kvb_status_t why)
     for (size_t i = 0; i < sizeof payload; i++) {
         payload[i] = (uint8_t)((uint32_t)why >> (8 * i));
     }
-    KVB_LOG_LIMITED(WARN, "tcp: a connection was refused", KVB_STR("from", lane->from),
-                    KVB_STATUS(why));
+    KVB_LOG_LIMITED(
+        WARN, "tcp: a connection was refused", KVB_STR("from", lane->from), KVB_STATUS(why),
+        KVB_STR("reason", why == KVB_ERR_REFUSED ? "not the same secret" : kvb_status_text(why)));
     lane_message(&lane->lane, TCP_REFUSED, payload, sizeof payload);
     return why;
 }

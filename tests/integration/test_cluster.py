@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store nodes, daemons, engines and etcd as real processes: what a person sees of a cluster."""
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+import harness
+
+
+def nodes(daemon):
+    code, answer = daemon.get("/v1/kvplane/nodes")
+    return {node["name"]: node for node in answer["nodes"]} if code == 200 else {}
+
+
+class Cluster(harness.Case):
+    def up(self, daemon, *names):
+        harness.until(f"{names} up at {daemon.name}", lambda: all(
+            nodes(daemon).get(name, {}).get("state") == "up" for name in names))
+
+    def named(self, daemon, instance):
+        harness.until(f"{instance} shares", lambda: daemon.metric(
+            "kvplane_instance_shared", instance=instance) == 1)
+
+    def right(self, counts):
+        self.assertEqual((counts["stale"], counts["torn"], counts["errors"]), (0, 0, 0))
+        return counts
+
+    def status(self, daemon, *args):
+        return subprocess.run([harness.PROGRAM, "status", "--url", daemon.url, *args],
+                              capture_output=True, text=True, timeout=harness.DEADLINE_S)
+
+    def test_what_an_engine_put_the_engine_of_another_daemon_gets(self):
+        etcd = self.etcd()
+        stores = [self.store_node(etcd, name=f"store-{i}") for i in range(2)]
+        near = self.daemon("--etcd", etcd.endpoints, "--cluster-listen", "127.0.0.1:0",
+                           "--node-name", "near", name="near", socket_name="near.sock")
+        far = self.cluster_daemon(etcd, name="far")
+        for daemon in (near, far):
+            self.up(daemon, "store-0", "store-1", "near")
+        a = self.engine(near, "a", "--fingerprint")
+        b = self.engine(far, "b", "--fingerprint")
+        self.named(near, "a")
+        self.named(far, "b")
+        put = self.right(a.run(0, 60))
+        got = self.right(b.run(0, 60))
+        self.assertGreater(put["stored"], 0)
+        self.assertGreater(got["hits"], 0)
+        self.assertEqual(got["stored"], 0, "all of it was there")
+        for store in stores:
+            self.assertGreater(store.metric("kvplane_store_objects"), 0, "placed on each")
+        self.assertGreater(near.metric("kvplane_store_objects"), 0, "and on the daemon's own share")
+        objects = sum(node.metric("kvplane_store_objects") for node in [near, *stores])
+        harness.until("the figures of all nodes", lambda: sum(
+            node["objects"] for node in nodes(far).values()) == objects)
+
+        shown = self.status(far).stdout
+        self.assertIn("cluster: coordinator etcd, 3 of 3 nodes up", shown)
+        for name in ("near", "store-0", "store-1"):
+            self.assertRegex(shown, rf"(?m)^  {name} +127\.0\.0\.1:\d+ +up +64 MiB ")
+        harness.until("instances of both daemons", lambda: all(
+            f"  {name}" in self.status(far).stdout.split("instances")[1] for name in "ab"))
+        self.assertRegex(shown, r"(?m)^  default +1 +[\d.]+ [KM]iB +\d+ +-$")
+        self.assertIn('"coordinator":"etcd"', self.status(far, "--json").stdout)
+        self.clean(a, b, near, far, *stores)
+
+    def test_b42_a_store_that_was_killed_and_came_back_takes_puts_again(self):
+        etcd = self.etcd()
+        store = self.store_node(etcd)
+        daemon = self.cluster_daemon(etcd)
+        self.up(daemon, "store-0")
+        engine = self.engine(daemon, "a", "--fingerprint")
+        self.named(daemon, "a")
+        self.assertGreater(self.right(engine.run(0, 20))["stored"], 0)
+        harness.until("connections counted", lambda: daemon.metric(
+            "kvplane_tcp_total", node="store-0", event="connects") >= 1)
+
+        store.kill()
+        harness.until("seen to be down", lambda: nodes(daemon)["store-0"]["state"] == "down")
+        begin = time.monotonic()
+        counts = self.right(engine.run(20, 10))
+        self.assertLess(time.monotonic() - begin, 10, "each call fails quickly")
+        self.assertEqual((counts["stored"], counts["hits"]), (0, 0))
+        self.assertEqual(daemon.get("/livez")[0], 200)
+        self.assertEqual(daemon.get("/health")[0], 200)
+
+        port = store.url  # another port for REST, the same name for the cluster
+        store = self.store_node(etcd)
+        self.assertNotEqual(port, store.url)
+        self.up(daemon, "store-0")
+        self.assertGreater(self.right(engine.run(30, 20))["stored"], 0)
+        other = self.engine(daemon, "b", "--fingerprint")
+        self.named(daemon, "b")
+        self.assertGreater(self.right(other.run(30, 20))["hits"], 0)
+        self.clean(other, engine, daemon, store)
+
+    def test_b42_a_store_at_the_same_address_is_reconnected_to_and_that_is_counted(self):
+        etcd = self.etcd()
+        port = harness.free_ports(1)[0]
+        store = self.store_node(etcd, cluster_port=port)
+        daemon = self.cluster_daemon(etcd)
+        self.up(daemon, "store-0")
+        engine = self.engine(daemon, "a", "--fingerprint")
+        self.named(daemon, "a")
+        store.popen.send_signal(signal.SIGSTOP)
+        harness.until("silent", lambda: nodes(daemon)["store-0"]["state"] in ("down", "sick"))
+        self.right(engine.run(0, 5))
+        self.assertEqual(daemon.get("/livez")[0], 200)
+        store.popen.send_signal(signal.SIGCONT)
+        harness.until("reconnects counted", lambda: daemon.metric(
+            "kvplane_tcp_total", node="store-0", event="connects") >= 2)
+        first = iter(range(5, 200, 2))  # a sick node is tried again, by one call
+        harness.until("puts work again", lambda: self.right(engine.run(next(first), 2))["stored"])
+        self.up(daemon, "store-0")
+        self.clean(engine, daemon, store)
+
+    def test_a_node_that_leaves_takes_nothing_new_and_is_read_while_it_does(self):
+        etcd = self.etcd()
+        leaves = self.store_node(etcd, "--drain-bound", "60s", name="leaves")
+        daemon = self.cluster_daemon(etcd)
+        self.up(daemon, "leaves")
+        a = self.engine(daemon, "a", "--fingerprint")
+        b = self.engine(daemon, "b", "--fingerprint")
+        self.named(daemon, "a")
+        self.named(daemon, "b")
+        put = self.right(a.run(0, 40))
+        stays = self.store_node(etcd, name="stays")
+        self.up(daemon, "stays")
+        objects = leaves.metric("kvplane_store_objects")
+
+        reading = b.command("run", first=0, count=40)
+        self.assertEqual(leaves.ok("/v1/kvplane/drain"), {"status": "draining"})
+        self.assertEqual(leaves.get("/livez")[0], 200)
+        self.assertEqual(leaves.get("/readyz")[0], 503)
+        got = self.right(b.wait(reading))
+        self.assertEqual(leaves.popen.wait(harness.DEADLINE_S), 0, leaves.stderr())
+        self.assertGreater(put["stored"], 0)
+        self.assertGreater(objects, 0)
+        self.assertGreater(got["hits"], 0)
+        harness.until("gone for all", lambda: "leaves" not in nodes(daemon))
+        after = self.right(a.run(40, 20))
+        self.assertGreater(after["stored"], 0)
+        self.assertGreater(stays.metric("kvplane_store_objects"), 0)
+        self.clean(a, b, daemon, stays)
+
+    def test_everything_starts_without_etcd_and_joins_when_it_comes(self):
+        etcd = self.etcd()
+        etcd.kill()
+        store = self.store_node(etcd)
+        daemon = self.cluster_daemon(etcd)
+        engine = self.engine(daemon, "a", "--fingerprint")
+        for process in (store, daemon):
+            self.assertEqual(process.get("/livez")[0], 200)
+            self.assertEqual(process.metric("kvplane_etcd_reachable"), 0)
+        code, answer = store.get("/readyz")
+        self.assertEqual(code, 503)
+        self.assertIn("etcd has not been reached", answer["reasons"][0])
+        self.right(engine.run(0, 5))
+        self.assertIn("(CANNOT BE REACHED)", self.status(daemon).stdout)
+        etcd.restart()
+        self.up(daemon, "store-0")
+        self.named(daemon, "a")
+        harness.until("ready", lambda: store.get("/readyz")[0] == 200)
+        self.assertGreater(self.right(engine.run(5, 20))["stored"], 0)
+
+        etcd.kill()
+        harness.until("away", lambda: daemon.metric("kvplane_etcd_reachable") == 0)
+        self.right(engine.run(25, 10))
+        self.assertEqual(nodes(daemon)["store-0"]["state"], "up", "nobody is gone")
+        answer = daemon.ok("/sleep?level=1")
+        self.assertEqual(answer["status"], "sleeping")
+        self.assertEqual(daemon.ok("/wake_up")["status"], "awake")
+        etcd.restart()
+        self.named(daemon, "a")
+        self.clean(engine, daemon, store)
+
+    def test_a_wrong_secret_is_refused_and_the_log_says_so(self):
+        def secret(name, text):
+            path = os.path.join(self.directory, name)
+            with open(path, "w", encoding="utf-8") as out:
+                out.write(text)
+            return path
+        etcd = self.etcd()
+        store = self.store_node(etcd, "--secret-file", secret("right", "open sesame\n"))
+        wrong = self.cluster_daemon(etcd, "--secret-file", secret("wrong", "open barley"),
+                                    name="wrong")
+        right = self.cluster_daemon(etcd, "--secret-file", secret("same", "open sesame"),
+                                    name="right")
+        self.up(right, "store-0")
+        harness.until("told of", lambda: "store-0" in nodes(wrong))
+        harness.until("refused", lambda: "not the same secret" in wrong.stderr())
+        self.assertIn("not the same secret", store.stderr())
+        self.assertEqual(nodes(wrong)["store-0"]["state"], "down")
+        engine = self.engine(wrong, "a", "--fingerprint")
+        self.named(wrong, "a")
+        counts = self.right(engine.run(0, 5))
+        self.assertEqual((counts["stored"], counts["hits"]), (0, 0))
+        self.assertNotIn("sesame", store.stderr() + wrong.stderr() + right.stderr())
+        self.clean(engine, wrong, right, store)
+
+    def test_a_quota_is_one_for_the_whole_cluster(self):
+        etcd = self.etcd()
+        stores = [self.store_node(etcd, name=f"store-{i}") for i in range(2)]
+        daemon = self.cluster_daemon(etcd, "--tenants", "default=2MiB")
+        self.up(daemon, "store-0", "store-1")
+
+        def tenant():
+            return daemon.get("/v1/kvplane/tenants/default")[1]
+        engine = self.engine(daemon, "a", "--fingerprint")
+        self.named(daemon, "a")
+        harness.until("the quota is known", lambda: tenant().get("quota_bytes") == 2 << 20)
+        self.right(engine.run(0, 120))
+        used = harness.until("figures", lambda: tenant().get("used_bytes"))
+        self.assertGreater(used, 1 << 20)
+        self.assertLessEqual(used, 2 << 20)
+        self.assertEqual(tenant()["nodes_silent"], 0)
+        self.clean(engine, daemon, *stores)
+
+    def test_what_cannot_be_is_said_at_start(self):
+        def refused(code, words, *args):
+            run = subprocess.run([harness.PROGRAM, *args], capture_output=True, text=True,
+                                 timeout=harness.DEADLINE_S)
+            self.assertEqual(run.returncode, code, run.stderr)
+            self.assertIn(words, run.stderr)
+        etcd = self.etcd()
+        store = self.store_node(etcd)
+        address = nodes_address = store.get("/v1/kvplane/node")[1]["address"]
+        self.assertTrue(nodes_address)
+        refused(1, "Address already in use", "store", "--listen", "127.0.0.1:0",
+                "--cluster-listen", address)
+        refused(1, "Address already in use", "store", "--listen", store.url.split("//")[1],
+                "--cluster-listen", "127.0.0.1:0")
+        refused(1, "/nonexistent", "store", "--listen", "127.0.0.1:0", "--cluster-listen",
+                "127.0.0.1:0", "--secret-file", "/nonexistent")
+        refused(1, "nr_hugepages", "store", "--listen", "127.0.0.1:0", "--cluster-listen",
+                "127.0.0.1:0", "--huge-pages", "--store-bytes", "1TiB")
+        refused(2, "one of: auto tcp loopback", "serve", "--transport", "rdma")
+        refused(2, "--cluster-listen", "serve", "--etcd", etcd.endpoints)
+        self.clean(store)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
