@@ -12,9 +12,9 @@
 /* Bodies up to this are cheaper to copy than to name one by one to the kernel. */
 #define SMALL_BYTES (16u << 10)
 /* Of a large body in one call: hashed while it is still in the core's cache. */
-#define CHUNK_BYTES (256u << 10)
+#define CHUNK_BYTES (512u << 10)
 /* Each way in one turn. */
-#define TURN_BYTES (512u << 10)
+#define TURN_BYTES (1u << 20)
 /* Read beyond a large body, when another may follow, whose bytes would be copied. */
 #define LARGE_AHEAD_BYTES (4u << 10)
 /* Room for a frame's head and text, without which the buffer is written first. */

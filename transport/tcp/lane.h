@@ -6,9 +6,7 @@
 #include "wire.h"
 
 #include "base/sched.h"
-
-#define XXH_STATIC_LINKING_ONLY /* the size of XXH3_state_t */
-#include <xxhash.h>
+#include "base/xxh3.h"
 
 /*
  * One connection: turns bytes into frames and frames into bytes, the same on both sides. What a
