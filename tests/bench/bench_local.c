@@ -65,7 +65,7 @@ int main(void)
     struct rig rig;
     rig_start(&rig, (const char *[]){"--store-bytes", "1GiB", NULL});
     struct rig_engine engine;
-    rig_engine_open(&engine, &rig, "bench", (size_t)BLOCKS * BLOCK);
+    rig_engine_open(&engine, &rig, "bench", "bench", (size_t)BLOCKS * BLOCK);
     char *plain = mmap(NULL, (size_t)BLOCKS * BLOCK, PROT_READ | PROT_WRITE,
                        MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (plain == MAP_FAILED) {

@@ -39,7 +39,7 @@ int main(void)
     struct rig rig;
     rig_start(&rig, (const char *[]){"--store-bytes", "512MiB", NULL});
     struct rig_engine engine;
-    rig_engine_open(&engine, &rig, "bench", BLOCK);
+    rig_engine_open(&engine, &rig, "bench", "bench", BLOCK);
     struct rig_http control;
     rig_http_open(&control, &rig);
 

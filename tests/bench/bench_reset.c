@@ -71,8 +71,8 @@ int main(void)
     struct rig rig;
     rig_start(&rig, (const char *[]){"--store-bytes", "2GiB", NULL});
     struct rig_engine full, beside;
-    rig_engine_open(&full, &rig, "full", 1u << 20);
-    rig_engine_open(&beside, &rig, "beside", 1u << 20);
+    rig_engine_open(&full, &rig, "full", "bench", 1u << 20);
+    rig_engine_open(&beside, &rig, "beside", "bench", 1u << 20);
     struct rig_http control, probe;
     rig_http_open(&control, &rig);
     rig_http_open(&probe, &rig);

@@ -67,34 +67,59 @@ double rig_quantile(double *values, size_t n, double q)
     return values[i < n ? i : n - 1];
 }
 
+uint16_t rig_free_port(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, len) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &len) != 0) {
+        rig_fail("no free port: %s", strerror(errno));
+    }
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+double rig_gib_per_s(uint64_t bytes, uint64_t ns)
+{
+    return (double)bytes / (double)ns * 1e9 / (1u << 30);
+}
+
+char *rig_memory(size_t len)
+{
+    int fd = memfd_create("kvplane-bench", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)len) != 0) {
+        rig_fail("memfd of %zu bytes: %s", len, strerror(errno));
+    }
+    char *memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    close(fd);
+    if (memory == MAP_FAILED) {
+        rig_fail("mmap of %zu bytes: %s", len, strerror(errno));
+    }
+    memset(memory, 0x5a, len);
+    return memory;
+}
+
 /* ---- the daemon --------------------------------------------------------------------------------
  */
 
-void rig_start(struct rig *rig, const char *const *extra)
+pid_t rig_program(const char *const *args, const char *ready, char *line, size_t cap)
 {
-    snprintf(rig->dir, sizeof rig->dir, "/tmp/kvplane-bench-XXXXXX");
-    if (mkdtemp(rig->dir) == NULL) {
-        rig_fail("mkdtemp: %s", strerror(errno));
-    }
-    snprintf(rig->socket, sizeof rig->socket, "%s/engine.sock", rig->dir);
     char self[4096], program[4200];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     self[n > 0 ? n : 0] = '\0';
     *strrchr(self, '/') = '\0';
     snprintf(program, sizeof program, "%s/kvplane", self);
-
-    const char *argv[64] = {program,           "serve",     "--listen",    "127.0.0.1:0",
-                            "--engine-socket", rig->socket, "--log-level", "warn"};
-    size_t argc = 8;
-    for (; extra != NULL && *extra != NULL && argc < 63; extra++) {
-        argv[argc++] = *extra;
+    const char *argv[64] = {program};
+    for (size_t argc = 1; *args != NULL && argc < 63; argc++) {
+        argv[argc] = *args++;
     }
     int out[2];
     if (pipe(out) != 0) {
         rig_fail("pipe: %s", strerror(errno));
     }
-    rig->daemon = fork();
-    if (rig->daemon == 0) {
+    pid_t pid = fork();
+    if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         rig_pin(RIG_SERVER_CPU);
         dup2(out[1], 1);
@@ -103,18 +128,35 @@ void rig_start(struct rig *rig, const char *const *extra)
         execv(program, (char *const *)(uintptr_t)argv);
         _exit(127);
     }
-    daemon_pid = rig->daemon;
     close(out[1]);
     FILE *lines = fdopen(out[0], "r");
+    do {
+        if (fgets(line, (int)cap, lines) == NULL) {
+            rig_fail("%s %s did not come up", program, argv[1]);
+        }
+    } while (strncmp(line, ready, strlen(ready)) != 0);
+    return pid; /* the pipe stays open: it may print more */
+}
+
+void rig_start(struct rig *rig, const char *const *extra)
+{
+    snprintf(rig->dir, sizeof rig->dir, "/tmp/kvplane-bench-XXXXXX");
+    if (mkdtemp(rig->dir) == NULL) {
+        rig_fail("mkdtemp: %s", strerror(errno));
+    }
+    snprintf(rig->socket, sizeof rig->socket, "%s/engine.sock", rig->dir);
+    const char *args[64] = {"serve",     "--listen",    "127.0.0.1:0", "--engine-socket",
+                            rig->socket, "--log-level", "warn"};
+    size_t n = 7;
+    for (; extra != NULL && *extra != NULL && n < 63; extra++) {
+        args[n++] = *extra;
+    }
     char line[256];
     unsigned port = 0;
-    while (fgets(line, sizeof line, lines) != NULL) {
-        if (sscanf(line, "kvplane ready http://127.0.0.1:%u", &port) == 1) {
-            break;
-        }
-    }
-    if (port == 0) {
-        rig_fail("%s did not come up", program);
+    rig->daemon = rig_program(args, "kvplane ready ", line, sizeof line);
+    daemon_pid = rig->daemon;
+    if (sscanf(line, "kvplane ready http://127.0.0.1:%u", &port) != 1) {
+        rig_fail("the daemon said: %s", line);
     }
     rig->port = (uint16_t)port;
     rig_pin(RIG_CLIENT_CPU);
@@ -248,7 +290,7 @@ static void engine_step(struct rig_engine *engine)
 }
 
 void rig_engine_open(struct rig_engine *engine, const struct rig *rig, const char *instance,
-                     size_t len)
+                     const char *layout, size_t len)
 {
     *engine = (struct rig_engine){.len = len};
     engine->fd = memfd_create("kvplane-bench", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -265,7 +307,7 @@ void rig_engine_open(struct rig_engine *engine, const struct rig *rig, const cha
     struct kvplane_options options = {
         .socket = rig->socket,
         .instance = instance,
-        .layout = "bench",
+        .layout = layout,
         .callbacks = &callbacks,
         .ctx = engine,
     };

@@ -29,6 +29,10 @@ struct rig {
 void rig_start(struct rig *rig, const char *const *extra);
 void rig_stop(struct rig *rig);
 
+/* `kvplane` with these arguments (NULL-terminated) on RIG_SERVER_CPU; the line of its output that
+ * begins with `ready`. It ends with this process. */
+pid_t rig_program(const char *const *args, const char *ready, char *line, size_t cap);
+
 struct rig_engine {
     struct kvplane *kv;
     char *memory; /* its kv_cache region, number 1, mapped here */
@@ -40,7 +44,7 @@ struct rig_engine {
     uint64_t failed;      /* entries that completed with something else than OK */
 };
 void rig_engine_open(struct rig_engine *engine, const struct rig *rig, const char *instance,
-                     size_t len);
+                     const char *layout, size_t len);
 void rig_engine_close(struct rig_engine *engine);
 /* One block of `len` bytes at `offset`; counted in outstanding until done. Waits while the library
  * says AGAIN. */
@@ -65,10 +69,14 @@ int rig_http_call(struct rig_http *http, const char *method, const char *target,
  */
 double rig_http_number(const struct rig_http *http, const char *name);
 
+uint16_t rig_free_port(void); /* of loopback; nobody has it now */
 void rig_pin(int cpu);
 uint64_t rig_now_ns(void);
 /* Sorts; q in 0 … 1. */
 double rig_quantile(double *values, size_t n, double q);
+double rig_gib_per_s(uint64_t bytes, uint64_t ns);
+/* Memory of the kind that shares and regions have (a memfd's), every page of it there. */
+char *rig_memory(size_t len);
 _Noreturn void rig_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif
