@@ -106,10 +106,18 @@ static void remote_discard(struct kvs_node *node, struct kvs_hold hold, bool all
     }
 }
 
+static uint64_t remote_heard_ns(struct kvs_node *node)
+{
+    struct kvt_tcp_stats stats;
+    kvt_tcp_peer_stats(kvs_remote_of(node)->transport, &stats);
+    return stats.heard_ns;
+}
+
 static const struct kvs_node_ops remote_ops = {
     .submit = remote_submit,
     .stop = remote_stop,
     .discard = remote_discard,
+    .heard_ns = remote_heard_ns,
 };
 
 /* ---- the rest ---- */

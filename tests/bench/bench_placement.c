@@ -11,8 +11,7 @@
  * prompts' own skew (nearly all of them share their first block), and how many nodes the lookup of
  * one prompt asks.
  *
- * Without arguments: the traces in KVPLANE_TRACES, ../shared/traces or ../../shared/traces, else a
- * generated one.
+ * Without arguments: the traces of the folder KVPLANE_SHARED (../shared), else a generated one.
  */
 #include "placement.h"
 #include "trace.h"
@@ -182,17 +181,11 @@ static bool run_file(const char *path, double *worst)
 
 static void find_traces(glob_t *found)
 {
-    const char *const folders[] = {getenv("KVPLANE_TRACES"), "../shared/traces",
-                                   "../../shared/traces"};
-    found->gl_pathc = 0;
-    for (size_t i = 0; i < sizeof folders / sizeof folders[0] && found->gl_pathc == 0; i++) {
-        char pattern[512];
-        if (folders[i] != NULL) {
-            (void)snprintf(pattern, sizeof pattern, "%s/*.jsonl", folders[i]);
-            globfree(found);
-            (void)glob(pattern, 0, NULL, found);
-        }
-    }
+    const char *shared = getenv("KVPLANE_SHARED");
+    char pattern[512];
+    (void)snprintf(pattern, sizeof pattern, "%s/traces/*.jsonl",
+                   shared != NULL ? shared : "../shared");
+    (void)glob(pattern, 0, NULL, found);
 }
 
 int main(int argc, char **argv)

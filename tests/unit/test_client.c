@@ -726,6 +726,50 @@ Test(health, deadlines_shorter_than_the_bound_are_no_failures_but_silence_is)
     world_close(&world);
 }
 
+Test(health, silence_begins_with_a_question)
+{
+    for (uint32_t canceled = 0; canceled < 2; canceled++) {
+        struct world world;
+        world_open(&world, NODES);
+        node_is(&world, 2, canceled ? FAKE_SILENT : FAKE_AT_ONCE, KVB_OK);
+        world.batch.op = KVS_EXISTS;
+        world.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
+        cr_assert_eq(submit(&world), KVB_OK);
+        kvs_client_cancel(&world.batch, sim_in_ms(&world.sim, 10));
+        cr_assert(sim_run_until(&world.sim, is_done, &world, 100));
+        sim_advance(&world.sim, 10000); /* nobody asks it anything */
+        node_is(&world, 2, FAKE_SILENT, KVB_OK);
+        world.batch.deadline_ns = sim_in_ms(&world.sim, 90);
+        cr_assert_eq(submit(&world), KVB_OK);
+        cr_assert(sim_run_until(&world.sim, is_done, &world, 100));
+        cr_assert(!sick(&world, 2));
+        world_close(&world);
+    }
+}
+
+Test(health, one_item_that_fails_is_a_failure)
+{
+    struct world world;
+    world_open(&world, NODES);
+    node_is(&world, 2, FAKE_SILENT, KVB_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        cr_assert(!sick(&world, 2));
+        world.batch.op = KVS_GET;
+        world.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
+        cr_assert_eq(submit(&world), KVB_OK);
+        struct kvs_node_call *call = kvb_container_of(kvb_list_first(&world.nodes[2].calls),
+                                                      struct kvs_node_call, impl.link);
+        fake_end_call(&world.nodes[2], call, KVB_OK);
+        cr_assert_gt(call->n, 1);
+        kvs_node_call_item(call, call->n - 1)->status = KVB_ERR_CHECKSUM;
+        cr_assert(sim_run_until(&world.sim, is_done, &world, 100));
+        cr_assert_eq(count(&world, KVB_ERR_CHECKSUM), 1, "told entry by entry");
+        cr_assert_eq(count(&world, KVB_OK), ITEMS - 1);
+    }
+    cr_assert(sick(&world, 2));
+    world_close(&world);
+}
+
 Test(health, a_transfer_gets_the_time_that_its_bytes_take)
 {
     struct world world;
@@ -794,6 +838,28 @@ Test(health, a_try_that_is_canceled_says_nothing_and_another_may_follow)
     node_is(&world, 1, FAKE_AT_ONCE, KVB_OK);
     cr_assert_eq(run(&world, KVS_GET), KVB_OK);
     cr_assert(!sick(&world, 1));
+    world_close(&world);
+}
+
+Test(health, an_answer_to_a_call_from_before_brings_nobody_back)
+{
+    struct world world;
+    world_open(&world, NODES);
+    node_is(&world, 1, FAKE_SILENT, KVB_OK);
+    struct world other = {.client = world.client, .batch = world.batch};
+    other.batch.op = KVS_GET;
+    other.batch.deadline_ns = sim_in_ms(&world.sim, 60000);
+    other.batch.items = other.items;
+    memcpy(other.items, world.items, sizeof world.items);
+    cr_assert_eq(submit(&other), KVB_OK);
+    make_sick(&world, 1);
+    fake_end_call(
+        &world.nodes[1],
+        kvb_container_of(kvb_list_first(&world.nodes[1].calls), struct kvs_node_call, impl.link),
+        KVB_OK);
+    sim_settle(&world.sim);
+    cr_assert_eq(other.done, 1);
+    cr_assert(sick(&world, 1));
     world_close(&world);
 }
 
