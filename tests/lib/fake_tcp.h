@@ -502,7 +502,9 @@ static inline kvb_status_t fake_peer_start_(struct kvt_transport *transport,
         return KVB_ERR_NO_MEMORY;
     }
     kvb_assert(transfer->type != 0 && transfer->type <= KVT_TCP_TYPE_MAX);
-    memcpy(ask, transfer->ask.data, transfer->ask.len);
+    if (transfer->ask.len > 0) {
+        memcpy(ask, transfer->ask.data, transfer->ask.len);
+    }
     exchange->peer = peer;
     exchange->transfer = transfer;
     exchange->ask = ask;
