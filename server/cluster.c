@@ -288,13 +288,25 @@ static void place_use(struct place *place)
     place_set(place);
 }
 
+/* What a place of that name goes in front of: they are kept by name, for people. */
+static struct kvb_list *behind_of(struct kvp_cluster *cluster, const char *name)
+{
+    kvb_list_each(&cluster->places, link)
+    {
+        if (strcmp(kvb_container_of(link, struct place, link)->record.name, name) > 0) {
+            return link;
+        }
+    }
+    return &cluster->places;
+}
+
 static struct place *place_add(struct kvp_cluster *cluster, const struct kvs_node_record *record)
 {
     struct place *place = calloc(1, sizeof *place);
     if (place != NULL) {
         place->cluster = cluster;
         place->record = *record;
-        kvb_list_push_back(&cluster->places, &place->link);
+        kvb_list_push_back(behind_of(cluster, record->name), &place->link);
     }
     return place;
 }

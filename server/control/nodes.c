@@ -66,6 +66,19 @@ json_t *kvp_view_describe(const struct kvp_view *view)
     return json;
 }
 
+/* By name, for people. */
+static void insert(json_t *list, json_t *json)
+{
+    const char *name = json_string_value(json_object_get(json, "instance"));
+    size_t at = 0;
+    while (at < json_array_size(list) &&
+           strcmp(json_string_value(json_object_get(json_array_get(list, at), "instance")), name) <
+               0) {
+        at++;
+    }
+    (void)json_array_insert_new(list, at, json);
+}
+
 static void add_instance(void *arg, const char *instance, const struct kvs_space *space,
                          uint64_t token, const char *text)
 {
@@ -77,7 +90,7 @@ static void add_instance(void *arg, const char *instance, const struct kvs_space
         (void)json_object_update_missing(json, published);
     }
     json_decref(published);
-    (void)json_array_append_new(list, json);
+    insert(list, json);
 }
 
 /* What the coordinator has not been told yet, or cannot be. */
@@ -96,7 +109,7 @@ static void add_own_instance(void *arg, const struct kvp_view *view)
     json_t *json = json_pack("{s:s, s:s, s:s, s:i}", "instance", view->instance, "tenant",
                              view->tenant, "layout", view->layout, "token", 0);
     (void)json_object_update_missing_new(json, kvp_view_describe(view));
-    (void)json_array_append_new(list, json);
+    insert(list, json);
 }
 
 static void count_node(void *arg, const struct kvp_cluster_node *node)

@@ -12,7 +12,8 @@ static json_t *tenant_entry(json_t *tenants, const char *name)
 {
     json_t *entry = json_object_get(tenants, name);
     if (entry == NULL) {
-        entry = json_pack("{s:s, s:[], s:[]}", "name", name, "instances", "lineages");
+        entry = json_pack("{s:s, s:[], s:[], s:i, s:i}", "name", name, "instances", "lineages",
+                          "used_bytes", 0, "objects", 0);
         if (json_object_set_new(tenants, name, entry) != 0) {
             return NULL;
         }

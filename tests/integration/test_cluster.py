@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Store nodes, daemons, engines and etcd as real processes: what a person sees of a cluster."""
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 import unittest
@@ -30,6 +32,14 @@ class Cluster(harness.Case):
     def status(self, daemon, *args):
         return subprocess.run([harness.PROGRAM, "status", "--url", daemon.url, *args],
                               capture_output=True, text=True, timeout=harness.DEADLINE_S)
+
+    @staticmethod
+    def lives(pid):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+                return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
 
     def test_what_an_engine_put_the_engine_of_another_daemon_gets(self):
         etcd = self.etcd()
@@ -216,6 +226,44 @@ class Cluster(harness.Case):
         self.assertLessEqual(used, 2 << 20)
         self.assertEqual(tenant()["nodes_silent"], 0)
         self.clean(engine, daemon, *stores)
+
+    def test_dev_cluster_starts_one_and_ends_exactly_what_it_started(self):
+        def free_row():
+            """A port from which on all that ./dev cluster uses are free."""
+            for base in range(21000 + os.getpid() % 900 * 10, 32000, 40):
+                with contextlib.ExitStack() as held:
+                    try:
+                        for port in (base + ten + i for ten in (0, 10, 20, 30) for i in range(3)):
+                            held.enter_context(socket.create_server(("127.0.0.1", port)))
+                        return base
+                    except OSError:
+                        continue
+            raise AssertionError("no free ports")
+        dev = os.path.join(os.path.dirname(__file__), "..", "..", "dev")
+        base = free_row()
+        where = os.path.join(self.directory, "cluster")
+        environment = {**os.environ, "KVPLANE_PROGRAM": os.path.abspath(harness.PROGRAM)}
+
+        def cluster(*args):
+            return subprocess.run([dev, "cluster", *args, "--dir", where], env=environment,
+                                  capture_output=True, text=True, timeout=120)
+        up = cluster("up", "--port", str(base), "--store-bytes", "64MiB")
+        self.assertEqual(up.returncode, 0, up.stderr)
+        with open(os.path.join(where, "pids"), encoding="utf-8") as lines:
+            pids = [int(line.split()[0]) for line in lines]
+        self.assertEqual(len(pids), 6)
+        self.assertEqual(cluster("up").returncode, 1, "not twice")
+        etcd = up.stdout.split("cluster up: etcd ")[1].splitlines()[0]
+        daemon = self.daemon("--etcd", etcd, "--secret-file", os.path.join(where, "secret"),
+                             store_bytes="0")
+        self.up(daemon, "store-0", "store-1", "store-2")
+        down = cluster("down")
+        self.assertEqual(down.returncode, 0, down.stderr)
+        self.assertFalse([pid for pid in pids if self.lives(pid)])
+        self.assertFalse(os.path.exists(where))
+        self.assertEqual(daemon.get("/livez")[0], 200)
+        self.assertEqual(cluster("down").returncode, 1)
+        self.clean(daemon)
 
     def test_what_cannot_be_is_said_at_start(self):
         def refused(code, words, *args):

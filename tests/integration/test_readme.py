@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the README shows is what a user sees: its session, its trainer's loop, its tables."""
+import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import unittest
@@ -61,12 +63,67 @@ class Readme(harness.Case):
         self.assertEqual(self.plane.instance("engine-0")["lineage"]["weights_name"], "step-3")
 
 
+class MoreThanOneMachine(harness.Case):
+    """The chapter's commands as they stand, but for the ports, and what it shows of the cluster."""
+
+    def setUp(self):
+        super().setUp()
+        ports = sorted(set(re.findall(r"\b12[34]\d\d\b", self.chapter())))
+        # Each of them begins a row of three.
+        free = iter(harness.free_ports(3 * len(ports)))
+        self.ports = {}
+        for port in ports:
+            if port not in self.ports:
+                self.ports.update({str(int(port) + i): str(next(free)) for i in range(3)})
+
+    @staticmethod
+    def chapter():
+        return README.split("## More than one machine")[1].split("\n## ")[0]
+
+    def elsewhere(self, text):
+        text = re.sub(r"\$\(\((12\d\d\d) \+ i\)\)", lambda m: "${P%s[i]}" % m[1], text)
+        return re.sub(r"(?<![P\d])12[34]\d\d(?!\d)", lambda m: self.ports[m[0]], text)
+
+    def test_followed_literally_it_is_a_cluster(self):
+        script, = re.findall(r"^```sh\n(.*?)^```$", self.chapter(), re.M | re.S)
+        shown, = re.findall(r"^```text\n(.*?)^```$", self.chapter(), re.M | re.S)
+        arrays = "".join(f"P{port}=({' '.join(self.ports[str(int(port) + i)] for i in range(3))})\n"
+                         for port in re.findall(r"\(\((12\d\d\d) \+ i", script))
+        os.symlink(os.path.abspath(harness.PROGRAM), f"{self.directory}/kvplane")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
+        environment["PATH"] = f"{self.directory}:{environment['PATH']}"
+        shell = subprocess.Popen(["bash", "-ec", arrays + self.elsewhere(script)],
+                                 cwd=self.directory, env=environment, start_new_session=True)
+        try:
+            self.assertEqual(shell.wait(harness.DEADLINE_S), 0)
+            (command, output), = commands(shown)
+
+            def run():
+                return subprocess.run(self.elsewhere(command).split(), cwd=self.directory,
+                                      env=environment, capture_output=True, text=True,
+                                      timeout=harness.DEADLINE_S).stdout
+            output = re.sub(r"\b12[34]\d\d\b|\d+\.\d s ago", "…", output)
+            harness.until("what the README shows", lambda: matches(output, run().strip()))
+        finally:
+            os.killpg(shell.pid, signal.SIGTERM)  # the group of what was started here
+            harness.until("all of it has ended", lambda: not self.alive(shell.pid))
+
+    @staticmethod
+    def alive(group):
+        try:
+            os.killpg(group, 0)
+            return True
+        except ProcessLookupError:
+            return False
+
+
 class Tables(unittest.TestCase):
     def test_every_config_key_is_in_the_table_as_the_program_prints_it(self):
-        table = subprocess.run([harness.PROGRAM, "config", "table"], capture_output=True, text=True,
-                               check=True).stdout
-        for line in table.splitlines():
-            self.assertIn(line, README.splitlines())
+        for which in ([], ["store"]):
+            table = subprocess.run([harness.PROGRAM, "config", *which, "table"],
+                                   capture_output=True, text=True, check=True).stdout
+            for line in table.splitlines():
+                self.assertIn(line, README.splitlines())
 
     def test_every_route_is_named(self):
         contract = (ROOT / "api" / "openapi.yaml").read_text(encoding="utf-8")

@@ -702,10 +702,11 @@ Test(control, tenants_are_those_with_instances_or_names)
     expect_body(&asked, 200,
                 "{\"tenants\":[{\"name\":\"default\",\"instances\":[\"engine-0\"],\"lineages\":"
                 "[{\"weights_name\":\"v1\",\"layout\":\"layout-1\","
-                "\"id\":\"00000000000000010000000000000001\",\"members\":1}]},"
+                "\"id\":\"00000000000000010000000000000001\",\"members\":1}],\"used_bytes\":0,"
+                "\"objects\":0},"
                 "{\"name\":\"other\",\"instances\":[],\"lineages\":[{\"weights_name\":\"v2\","
                 "\"layout\":\"layout-2\",\"id\":\"00000000000000010000000000000002\","
-                "\"members\":0}]}],\"nodes_silent\":0}");
+                "\"members\":0}],\"used_bytes\":0,\"objects\":0}],\"nodes_silent\":0}");
     prepare(&asked, KVP_ROUTE_get_tenant, NULL, NULL);
     strcpy(asked.request.path_arg, "other");
     ask(&asked);
@@ -836,10 +837,10 @@ Test(control, the_cluster_is_shown_with_the_instances_of_all_daemons)
     go(&asked);
     expect_body(&asked, 200,
                 "{\"coordinator\":\"etcd\",\"coordinator_reachable\":true,\"nodes\":2,"
-                "\"nodes_up\":1,\"instances\":[{\"instance\":\"far\",\"tenant\":\"default\","
-                "\"layout\":\"layout-1\",\"token\":7,\"state\":\"serving\"},"
-                "{\"instance\":\"engine-0\",\"tenant\":\"default\",\"layout\":\"layout-1\","
-                "\"token\":0,\"state\":\"serving\"}]}");
+                "\"nodes_up\":1,\"instances\":[{\"instance\":\"engine-0\",\"tenant\":\"default\","
+                "\"layout\":\"layout-1\",\"token\":0,\"state\":\"serving\"},"
+                "{\"instance\":\"far\",\"tenant\":\"default\",\"layout\":\"layout-1\","
+                "\"token\":7,\"state\":\"serving\"}]}");
     coordinator.instance_text = "not json";
     prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
     go(&asked);

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who gets an accepted connection, and what becomes of it, over services that only take notes. */
+#include "listen.h"
+#include "loop.h"
+#include "node/server.h"
+
+#include <criterion/criterion.h>
+
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { THREADS = 3, LANES = 64, WAIT_MS = 20000 };
+
+/* ---- services ---- */
+
+struct kvs_service {
+    char name[64];
+    atomic_uint nfds;
+    int fds[LANES];
+    atomic_bool draining;
+    pthread_t thread;
+    bool adopted;
+};
+static struct kvs_service services[THREADS + 1];
+static atomic_uint nservices; /* created */
+static atomic_uint ndestroyed;
+static uint32_t fail_at; /* the number of the service that cannot be created; 0: none */
+static atomic_bool refuse;
+
+kvb_status_t kvs_service_create(const struct kvs_service_config *config,
+                                struct kvs_service **service_p)
+{
+    uint32_t n = atomic_fetch_add(&nservices, 1) + 1;
+    if (n == fail_at) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    cr_assert_not_null(config->tcp.net);
+    snprintf(services[n - 1].name, sizeof services[n - 1].name, "%s", config->name);
+    *service_p = &services[n - 1];
+    return KVB_OK;
+}
+
+void kvs_service_destroy(struct kvs_service *service)
+{
+    if (service == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < atomic_load(&service->nfds); i++) {
+        close(service->fds[i]);
+    }
+    atomic_fetch_add(&ndestroyed, 1);
+}
+
+kvb_status_t kvs_service_adopt(struct kvs_service *service, int fd)
+{
+    if (atomic_load(&refuse)) {
+        close(fd);
+        return KVB_ERR_LIMIT;
+    }
+    cr_assert(!service->adopted || pthread_equal(service->thread, pthread_self()));
+    service->adopted = true;
+    service->thread = pthread_self();
+    service->fds[atomic_load(&service->nfds)] = fd;
+    atomic_fetch_add(&service->nfds, 1);
+    return KVB_OK;
+}
+
+void kvs_service_drain(struct kvs_service *service)
+{
+    atomic_store(&service->draining, true);
+}
+
+uint32_t kvs_service_running(const struct kvs_service *service)
+{
+    (void)service;
+    return 2;
+}
+
+void kvs_service_stats(const struct kvs_service *service, struct kvt_tcp_stats *stats_p)
+{
+    *stats_p = (struct kvt_tcp_stats){.lanes = atomic_load(&service->nfds), .connects = 5};
+}
+
+static atomic_int nnets;
+
+kvb_status_t kvt_net_kernel_create(struct kvb_io *io, uint32_t buffer_bytes, struct kvt_net **net_p)
+{
+    (void)buffer_bytes;
+    atomic_fetch_add(&nnets, 1);
+    *net_p = (struct kvt_net *)io; /* never looked into */
+    return KVB_OK;
+}
+
+void kvt_net_kernel_destroy(struct kvt_net *net)
+{
+    if (net != NULL) {
+        atomic_fetch_sub(&nnets, 1);
+    }
+}
+
+/* ---- the owner's loop, turned by the test ---- */
+
+static struct kvp_loop *loop;
+static struct kvp_server *server;
+static uint16_t port;
+static bool (*condition)(void);
+static uint64_t give_up_ns;
+
+static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
+{
+    (void)ctx;
+    (void)lag_ns;
+    if (condition == NULL || condition() || now_ns > give_up_ns) {
+        kvp_loop_stop(loop);
+    }
+}
+
+static const struct kvp_loop_ops loop_ops = {.beat = on_beat};
+
+static void run_until(bool (*what)(void))
+{
+    condition = what;
+    give_up_ns = kvb_deadline_in_ms(&kvb_clock_real, WAIT_MS);
+    kvp_loop_run(loop);
+    cr_assert(what(), "not in time");
+}
+
+static kvb_status_t create(void)
+{
+    int listener;
+    cr_assert_eq(kvp_listen("127.0.0.1", 0, &listener, &port), KVB_OK);
+    const struct kvp_server_config config = {.sched = kvp_loop_sched(loop),
+                                             .io = kvp_loop_io(loop),
+                                             .listener = listener,
+                                             .threads = THREADS,
+                                             .name = "n"};
+    kvb_status_t status = kvp_server_create(&config, &server);
+    if (status != KVB_OK) {
+        close(listener);
+    }
+    return status;
+}
+
+static int dial(void)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    cr_assert_eq(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+static void begin(void)
+{
+    cr_assert_eq(kvp_loop_create(&loop_ops, NULL, &loop), KVB_OK);
+}
+
+static void end(void)
+{
+    kvp_server_destroy(server);
+    kvp_loop_destroy(loop);
+    cr_expect_eq(atomic_load(&nnets), 0);
+}
+
+TestSuite(server, .init = begin, .fini = end);
+
+static bool all_adopted(void)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < THREADS; i++) {
+        n += atomic_load(&services[i].nfds);
+    }
+    return n == 2 * THREADS;
+}
+
+static bool stats_came(void)
+{
+    struct kvt_tcp_stats stats;
+    kvp_server_stats(server, &stats);
+    return stats.lanes == 2 * THREADS;
+}
+
+Test(server, connections_go_to_the_threads_in_turn_and_stay_there)
+{
+    int fds[2 * THREADS];
+    struct kvt_tcp_stats stats;
+    cr_assert_eq(create(), KVB_OK);
+    for (uint32_t i = 0; i < 2 * THREADS; i++) {
+        fds[i] = dial();
+    }
+    run_until(all_adopted);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        cr_expect_eq(atomic_load(&services[i].nfds), 2);
+        cr_expect_str_eq(services[i].name, "n");
+    }
+    cr_expect_eq(kvp_server_running(server), 2 * THREADS);
+    run_until(stats_came);
+    kvp_server_stats(server, &stats);
+    cr_expect_eq(stats.connects, 5 * THREADS);
+    cr_expect_geq(kvp_server_beat_ns(server),
+                  kvb_now_ns(&kvb_clock_real) - WAIT_MS * KVB_NS_PER_MS);
+    for (uint32_t i = 0; i < 2 * THREADS; i++) {
+        close(fds[i]);
+    }
+}
+
+static int refused_fd;
+
+static bool refused_is_closed(void)
+{
+    char byte;
+    return recv(refused_fd, &byte, 1, MSG_DONTWAIT) == 0;
+}
+
+Test(server, a_connection_that_is_not_admitted_is_closed_and_the_next_is_taken)
+{
+    cr_assert_eq(create(), KVB_OK);
+    atomic_store(&refuse, true);
+    refused_fd = dial();
+    run_until(refused_is_closed);
+    close(refused_fd);
+    atomic_store(&refuse, false);
+    int fds[2 * THREADS];
+    for (uint32_t i = 0; i < 2 * THREADS; i++) {
+        fds[i] = dial();
+    }
+    run_until(all_adopted);
+    for (uint32_t i = 0; i < 2 * THREADS; i++) {
+        close(fds[i]);
+    }
+}
+
+Test(server, draining_reaches_every_thread)
+{
+    cr_assert_eq(create(), KVB_OK);
+    kvp_server_drain(server);
+    kvp_server_drain(server);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        cr_expect(atomic_load(&services[i].draining));
+    }
+}
+
+Test(server, destroying_it_ends_every_thread_and_nobody_is_let_in)
+{
+    cr_assert_eq(create(), KVB_OK);
+    int fd = dial(); /* accepted by nobody yet */
+    kvp_server_destroy(server);
+    server = NULL;
+    cr_expect_eq(atomic_load(&ndestroyed), THREADS);
+    cr_expect_eq(atomic_load(&nnets), 0);
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int late = socket(AF_INET, SOCK_STREAM, 0);
+    cr_expect_neq(connect(late, (struct sockaddr *)&to, sizeof to), 0);
+    close(late);
+    close(fd);
+}
+
+Test(server, whichever_thread_cannot_begin_nothing_stays)
+{
+    for (fail_at = 1; fail_at <= THREADS; fail_at++) {
+        atomic_store(&nservices, 0);
+        atomic_store(&ndestroyed, 0);
+        cr_expect_eq(create(), KVB_ERR_NO_MEMORY);
+        cr_expect_null(server);
+        cr_expect_eq(atomic_load(&ndestroyed), fail_at - 1);
+        cr_expect_eq(atomic_load(&nnets), 0);
+    }
+}
