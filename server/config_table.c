@@ -121,8 +121,8 @@ kvb_status_t kvp_load_object(const char *path, json_t **json_p, char *error)
         return kvp_refuse(error, "%s: %s (line %d)", path, why.text, why.line);
     }
     if (!json_is_object(json)) {
-        return kvp_refuse(error, "%s: must be a JSON object", path);
         json_decref(json);
+        return kvp_refuse(error, "%s: must be a JSON object", path);
     }
     *json_p = json;
     return KVB_OK;

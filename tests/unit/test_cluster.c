@@ -542,7 +542,9 @@ static void on_gathered(struct kvp_cluster_tenants *ask, const struct kvp_cluste
     gathered->done++;
     gathered->n = n;
     gathered->silent = silent;
-    memcpy(gathered->tenants, tenants, n * sizeof *tenants);
+    for (uint32_t i = 0; i < n; i++) {
+        gathered->tenants[i] = tenants[i];
+    }
 }
 
 Test(cluster, tenants_are_summed_over_the_nodes_that_answer)
