@@ -22,7 +22,7 @@
 
 #define BATCH   4096u
 #define VALUE   64u
-#define BESIDE  100u /* samples beside the objects */
+#define BESIDE  200u /* samples beside the objects */
 #define READS   1000u
 #define READING 4096u /* bytes of what is read */
 #define NS      1000000000u
@@ -164,7 +164,10 @@ static double dead(uint64_t objects)
            rig_quantile(us[0], n[0], 0.99), rig_quantile(us[1], n[1], 0.99),
            rig_quantile(us[0], n[0], 1), rig_quantile(us[1], n[1], 1), cpu[0], cpu[1]);
     double worst_us = rig_quantile(us[1], n[1], 1);
-    rig_store_start(&stores[1], "b", &etcd, "4GiB");
+    static int life; /* a name is taken until its lease has ended */
+    char name[16];
+    snprintf(name, sizeof name, "b%d", ++life);
+    rig_store_start(&stores[1], name, &etcd, "4GiB");
     return worst_us;
 }
 

@@ -16,20 +16,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MEMORY (256u << 20) /* walked, on each side */
-#define SHARE  (1ull << 30)
+#define MEMORY (256u << 20)   /* walked, on each side */
+#define SHARE  (512ull << 20) /* as much as the limit's server walks */
 #define ROUNDS 7u
 
 enum way { LIMIT, OURS, REDIS, WAYS };
 
+#define SLICE  (16u << 20) /* bytes: ours and the limit take turns, so that neighbours meet both */
+#define SLICES 8u          /* of a round */
+#define ROUND  (SLICES * SLICE)
+
 struct size {
     const char *name;
-    uint32_t len, sample, outstanding;
+    uint32_t len, outstanding;
 };
 static const struct size sizes[] = {
-    {"64 KiB", 64u << 10, 96u << 20, 16},
-    {"1 MiB", 1u << 20, 128u << 20, 8},
-    {"4 MiB", 4u << 20, 128u << 20, 8},
+    {"64 KiB", 64u << 10, 16},
+    {"1 MiB", 1u << 20, 8},
+    {"4 MiB", 4u << 20, 4},
 };
 enum { SIZES = sizeof sizes / sizeof sizes[0], MIB = 1 };
 
@@ -39,12 +43,12 @@ static struct rig_client client;
 static struct redis redis;
 static uint64_t next_key;
 
-static uint64_t run(const struct size *size, enum kvs_batch_op op, uint64_t first,
+static uint64_t run(const struct size *size, enum kvs_batch_op op, uint64_t first, uint32_t bytes,
                     uint32_t *failed_p)
 {
     struct rig_run run = {.op = op,
                           .first = first,
-                          .n = size->sample / size->len,
+                          .n = bytes / size->len,
                           .len = size->len,
                           .batch = 1,
                           .outstanding = size->outstanding};
@@ -58,85 +62,84 @@ static void make_present(const struct size *size, uint64_t first)
 {
     for (int i = 0; i < 10; i++) {
         uint32_t missing, failed;
-        (void)run(size, KVS_GET, first, &missing);
+        (void)run(size, KVS_GET, first, ROUND, &missing);
         if (missing == 0) {
             return;
         }
-        (void)run(size, KVS_PUT, first, &failed); /* those that are there: EXISTS */
+        (void)run(size, KVS_PUT, first, ROUND, &failed); /* those that are there: EXISTS */
     }
     rig_fail("the keys to get do not stay");
 }
 
-/* GiB/s. Puts are of new keys; gets of those put last. */
-static double ours(const struct size *size, bool put)
+/* One slice; ns. */
+static uint64_t ours(const struct size *size, bool put, uint64_t first)
 {
-    uint32_t n = size->sample / size->len, failed;
-    uint64_t first = put ? next_key : next_key - n;
+    uint32_t failed;
+    uint64_t ns = run(size, put ? KVS_PUT : KVS_GET, first, SLICE, &failed);
+    if (failed != 0) {
+        rig_fail("%u %s failed", failed, put ? "puts" : "gets");
+    }
+    return ns;
+}
+
+/* A round of both, slice by slice. Puts are of new keys, gets of those that were put last. */
+static void round_of_two(const struct size *size, bool put, double *limit_rate, double *our_rate)
+{
+    uint64_t first = put ? next_key : next_key - ROUND / size->len;
+    uint64_t limit_ns = 0, our_ns = 0;
     if (!put) {
         make_present(size, first);
     }
-    uint64_t ns = run(size, put ? KVS_PUT : KVS_GET, first, &failed);
-    if (failed != 0) {
-        rig_fail("%u of %u %s failed", failed, n, put ? "puts" : "gets");
+    for (uint32_t i = 0; i < SLICES; i++) {
+        uint32_t n = SLICE / size->len;
+        limit_ns += limit_tcp_run(limit, put, size->len, n, size->outstanding, 0, NULL);
+        our_ns += ours(size, put, first + (uint64_t)i * n);
     }
-    next_key += put ? n : 0;
-    return rig_gib_per_s(size->sample, ns);
+    next_key += put ? ROUND / size->len : 0;
+    *limit_rate = rig_gib_per_s(ROUND, limit_ns);
+    *our_rate = rig_gib_per_s(ROUND, our_ns);
 }
 
-static double once(const struct size *size, enum way way, bool put)
+static double redis_rate(const struct size *size, bool put, uint32_t depth)
 {
-    uint32_t n = size->sample / size->len;
-    switch (way) {
-    case LIMIT:
-        return rig_gib_per_s(size->sample,
-                             limit_tcp_run(limit, put, size->len, n, size->outstanding, 0, NULL));
-    case OURS:
-        return ours(size, put);
-    case REDIS:
-    case WAYS:
-        break;
-    }
-    return redis_per_s(&redis, &net, put ? "set" : "get", size->len, n, MEMORY / size->len, 4, 1) *
+    return redis_per_s(&redis, &net, put ? "set" : "get", size->len, 2 * ROUND / size->len,
+                       MEMORY / size->len, 4, depth) *
            size->len / (1u << 30);
 }
 
 struct figures {
-    double rate[2][WAYS]; /* get, put */
-    double limit_ratio[2], redis_x[2];
+    double limit_ratio[2], redis_x[2]; /* get, put */
 };
 
 static struct figures measure(const struct size *size)
 {
-    static double rate[2][WAYS][ROUNDS], ratio[2][WAYS][ROUNDS];
+    double rate[2][WAYS][ROUNDS], ratio[2][WAYS][ROUNDS], ignored;
     redis_forget(&redis, &net);
-    for (uint64_t warm = 0; warm < SHARE + MEMORY; warm += size->sample) {
-        (void)ours(size, true); /* every page of the share was there before, and is evicted from */
+    /* Every page of the share was there before, and is evicted from; every key of Redis is there.
+     */
+    for (uint64_t warm = 0; warm < SHARE + MEMORY; warm += ROUND) {
+        round_of_two(size, true, &ignored, &ignored);
+        (void)redis_rate(size, true, 1);
     }
-    /* Every key that is got is there. */
-    for (int way = LIMIT; way < WAYS; way++) {
-        (void)once(size, way, true);
-    }
-    (void)redis_per_s(&redis, &net, "set", size->len, 4 * MEMORY / size->len, MEMORY / size->len, 4,
-                      1);
     for (uint32_t r = 0; r < ROUNDS; r++) {
         for (int put = 1; put >= 0; put--) {
-            for (int way = LIMIT; way < WAYS; way++) {
-                rate[put][way][r] = once(size, way, put != 0);
-            }
+            round_of_two(size, put != 0, &rate[put][LIMIT][r], &rate[put][OURS][r]);
+            rate[put][REDIS][r] = redis_rate(size, put != 0, 1);
             ratio[put][LIMIT][r] = rate[put][OURS][r] / rate[put][LIMIT][r];
             ratio[put][REDIS][r] = rate[put][OURS][r] / rate[put][REDIS][r];
+            ratio[put][OURS][r] = rate[put][LIMIT][r] / rate[put][REDIS][r];
         }
     }
     struct figures figures;
     for (int put = 0; put < 2; put++) {
-        for (int way = LIMIT; way < WAYS; way++) {
-            figures.rate[put][way] = rig_quantile(rate[put][way], ROUNDS, 0.5);
-        }
         figures.limit_ratio[put] = rig_quantile(ratio[put][LIMIT], ROUNDS, 0.5);
         figures.redis_x[put] = rig_quantile(ratio[put][REDIS], ROUNDS, 0.5);
-        printf("%-8s %-4s %12.2f %12.2f %12.2f %10.2f %10.2f\n", size->name, put ? "put" : "get",
-               figures.rate[put][LIMIT], figures.rate[put][OURS], figures.rate[put][REDIS],
-               figures.limit_ratio[put], figures.redis_x[put]);
+        printf("%-8s %-4s", size->name, put ? "put" : "get");
+        for (int way = LIMIT; way < WAYS; way++) {
+            printf(" %10.2f", rig_quantile(rate[put][way], ROUNDS, 0.5));
+        }
+        printf(" %10.2f %10.2f %14.2f\n", figures.limit_ratio[put], figures.redis_x[put],
+               rig_quantile(ratio[put][OURS], ROUNDS, 0.5));
     }
     return figures;
 }
@@ -149,9 +152,7 @@ static void pipelined(const struct size *size)
     for (size_t i = 0; i < sizeof depths / sizeof depths[0]; i++) {
         double rate[2];
         for (int put = 1; put >= 0; put--) {
-            rate[put] = redis_per_s(&redis, &net, put ? "set" : "get", size->len,
-                                    size->sample / size->len, MEMORY / size->len, 4, depths[i]) *
-                        size->len / (1u << 30);
+            rate[put] = redis_rate(size, put != 0, depths[i]);
         }
         printf("  -P %u %.2f / %.2f", depths[i], rate[1], rate[0]);
     }
@@ -217,18 +218,18 @@ static void small_operations(void)
 int main(void)
 {
     static const struct limit_tcp_config limit_config = LIMIT_TCP_CONFIG;
-    limit = limit_tcp_open(&limit_config);
-    redis_start(&redis);
     struct rig_server server;
     rig_server_start(&server, RIG_SERVER_CPU, &rig_node_ops,
                      &(struct rig_node){.share_bytes = SHARE});
+    limit = limit_tcp_open(&limit_config);
+    redis_start(&redis);
     rig_net_open(&net, MEMORY);
     rig_client_open(&client, &net, &server, 1);
 
     printf("GiB/s, medians of %u rounds; server on cpu %d, client on cpu %d\n", ROUNDS,
            RIG_SERVER_CPU, RIG_CLIENT_CPU);
-    printf("%-8s %-4s %12s %12s %12s %10s %10s\n", "value", "", "limit", "ours", "redis",
-           "of limit", "x redis");
+    printf("%-8s %-4s %10s %10s %10s %10s %10s %14s\n", "value", "", "limit", "ours", "redis",
+           "of limit", "x redis", "limit x redis");
     struct figures figures[SIZES];
     for (size_t s = 0; s < SIZES; s++) {
         figures[s] = measure(&sizes[s]);

@@ -13,8 +13,8 @@
 #include <string.h>
 
 #define MEMORY (256u << 20) /* of the server and of the client */
-#define SAMPLE (96u << 20)  /* bytes moved for one figure */
-#define ROUNDS 7u
+#define SAMPLE (16u << 20)  /* bytes moved for one figure: short, so that neighbours meet both */
+#define ROUNDS 41u
 
 /* ---- the server: a question names a place in its memory ---- */
 

@@ -74,10 +74,10 @@ static void start_member(struct rig_etcd *etcd, uint32_t i, const char *cluster,
 void rig_etcd_start(struct rig_etcd *etcd, uint32_t n)
 {
     *etcd = (struct rig_etcd){.n = n, .curl = curl_easy_init()};
-    snprintf(etcd->dir, sizeof etcd->dir, "/tmp/kvplane-bench-etcd-XXXXXX");
-    if (etcd->curl == NULL || mkdtemp(etcd->dir) == NULL) {
-        rig_fail("mkdtemp: %s", strerror(errno));
+    if (etcd->curl == NULL) {
+        rig_fail("curl");
     }
+    rig_temp_dir(etcd->dir);
     uint16_t peers[RIG_ETCD_MAX];
     char cluster[256] = "";
     for (uint32_t i = 0; i < n; i++) {
@@ -114,11 +114,6 @@ void rig_etcd_stop(struct rig_etcd *etcd)
         waitpid(etcd->pids[i], NULL, 0);
     }
     curl_easy_cleanup(etcd->curl);
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf %s", etcd->dir);
-    if (system(command) != 0) {
-        fprintf(stderr, "bench: %s is left\n", etcd->dir);
-    }
 }
 
 double rig_etcd_txn_us(struct rig_etcd *etcd, uint32_t puts, size_t bytes)

@@ -68,7 +68,7 @@ struct end {
 struct limit_tcp {
     struct limit_tcp_config config;
     pid_t server;
-    uint64_t next; /* where the walk goes on, in both memories */
+    uint64_t next, server_next; /* where the walks go on */
     struct end end;
 };
 
@@ -343,7 +343,7 @@ static int sized_socket(uint32_t buffer)
 static void end_init(struct end *end, const struct limit_tcp_config *config, bool server)
 {
     *end = (struct end){.server = server, .config = config, .epoll = epoll_create1(EPOLL_CLOEXEC)};
-    end->memory = rig_memory(config->memory);
+    end->memory = rig_memory(server ? config->server : config->memory);
 }
 
 static _Noreturn void serve(const struct limit_tcp_config *config, int listener)
@@ -431,8 +431,11 @@ uint64_t limit_tcp_run(struct limit_tcp *limit, bool put, uint32_t len, uint32_t
             if (limit->next + len > limit->config.memory) {
                 limit->next = 0;
             }
+            if (limit->server_next + len > limit->config.server) {
+                limit->server_next = 0;
+            }
             struct flow *out = push(lane);
-            out->header = (struct header){.offset = limit->next,
+            out->header = (struct header){.offset = limit->server_next,
                                           .slot = limit->next,
                                           .put = put,
                                           .len = len,
@@ -440,6 +443,7 @@ uint64_t limit_tcp_run(struct limit_tcp *limit, bool put, uint32_t len, uint32_t
                                           .due_ns = due_ns};
             out->body = end->memory + limit->next;
             limit->next += len;
+            limit->server_next += len;
             lane->outstanding++;
             started++;
         }

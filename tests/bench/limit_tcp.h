@@ -18,7 +18,8 @@
  *   put: header, body, hash -> header; both sides hash, and the server compares
  */
 struct limit_tcp_config {
-    size_t memory;       /* of the server, and of the client: both are walked */
+    size_t memory;       /* of the client; it is walked */
+    size_t server;       /* of the server; so is it */
     uint32_t lanes;      /* connections, at most LIMIT_TCP_LANES */
     uint32_t buffer;     /* bytes of a socket's buffer, each way; 0: the kernel's choice */
     uint32_t chunk;      /* bytes moved and hashed at a time */
@@ -28,8 +29,8 @@ struct limit_tcp_config {
 /* The best of those tried: DESIGN.md's 4 lanes, everything in flight in the cache. */
 #define LIMIT_TCP_CONFIG                                                                           \
     {                                                                                              \
-        .memory = 256u << 20, .lanes = 4, .buffer = 2u << 20, .chunk = 512u << 10,                 \
-        .lane_chunk = 1u << 20                                                                     \
+        .memory = 256u << 20, .server = 512u << 20, .lanes = 4, .buffer = 2u << 20,                \
+        .chunk = 512u << 10, .lane_chunk = 1u << 20                                                \
     }
 
 struct limit_tcp;

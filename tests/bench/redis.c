@@ -2,7 +2,6 @@
 #include "redis.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,10 +24,7 @@ static bool answers(uint16_t port)
 
 void redis_start(struct redis *redis)
 {
-    snprintf(redis->dir, sizeof redis->dir, "/tmp/kvplane-bench-redis-XXXXXX");
-    if (mkdtemp(redis->dir) == NULL) {
-        rig_fail("mkdtemp: %s", strerror(errno));
-    }
+    rig_temp_dir(redis->dir);
     uint16_t port = rig_free_port();
     snprintf(redis->port, sizeof redis->port, "%u", port);
     redis->pid = fork();
@@ -52,7 +48,6 @@ void redis_stop(struct redis *redis)
 {
     kill(redis->pid, SIGTERM);
     waitpid(redis->pid, NULL, 0);
-    rmdir(redis->dir);
 }
 
 void redis_forget(struct redis *redis, struct rig_net *net)

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sched.h>
@@ -15,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -65,6 +67,41 @@ double rig_quantile(double *values, size_t n, double q)
     qsort(values, n, sizeof *values, compare);
     size_t i = (size_t)(q * (double)n);
     return values[i < n ? i : n - 1];
+}
+
+/* ---- directories ---- */
+
+#define DIRS_MAX 8
+static char dirs[DIRS_MAX][64];
+static size_t ndirs;
+static pid_t dirs_owner; /* not children that fail */
+
+static int remove_one(const char *path, const struct stat *stat, int type, struct FTW *ftw)
+{
+    (void)stat;
+    (void)type;
+    (void)ftw;
+    return remove(path);
+}
+
+static void remove_dirs(void)
+{
+    for (size_t i = 0; i < ndirs && dirs_owner == getpid(); i++) {
+        (void)nftw(dirs[i], remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    }
+}
+
+void rig_temp_dir(char dir[64])
+{
+    if (ndirs == DIRS_MAX || (ndirs == 0 && atexit(remove_dirs) != 0)) {
+        rig_fail("too many directories");
+    }
+    dirs_owner = getpid();
+    strcpy(dir, "/tmp/kvplane-bench-XXXXXX");
+    if (mkdtemp(dir) == NULL) {
+        rig_fail("mkdtemp: %s", strerror(errno));
+    }
+    strcpy(dirs[ndirs++], dir);
 }
 
 uint16_t rig_free_port(void)
@@ -140,10 +177,7 @@ pid_t rig_program(const char *const *args, const char *ready, char *line, size_t
 
 void rig_start(struct rig *rig, const char *const *extra)
 {
-    snprintf(rig->dir, sizeof rig->dir, "/tmp/kvplane-bench-XXXXXX");
-    if (mkdtemp(rig->dir) == NULL) {
-        rig_fail("mkdtemp: %s", strerror(errno));
-    }
+    rig_temp_dir(rig->dir);
     snprintf(rig->socket, sizeof rig->socket, "%s/engine.sock", rig->dir);
     const char *args[64] = {"serve",     "--listen",    "127.0.0.1:0", "--engine-socket",
                             rig->socket, "--log-level", "warn"};
@@ -168,11 +202,6 @@ void rig_stop(struct rig *rig)
     int status;
     waitpid(rig->daemon, &status, 0);
     daemon_pid = 0;
-    unlink(rig->socket);
-    char lock[120];
-    snprintf(lock, sizeof lock, "%s.lock", rig->socket);
-    unlink(lock);
-    rmdir(rig->dir);
     if (status != 0) {
         rig_fail("the daemon ended with status %d", status);
     }

@@ -69,6 +69,8 @@ int rig_http_call(struct rig_http *http, const char *method, const char *target,
  */
 double rig_http_number(const struct rig_http *http, const char *name);
 
+/* A new directory under /tmp, removed with all in it when this process ends. */
+void rig_temp_dir(char dir[64]);
 uint16_t rig_free_port(void); /* of loopback; nobody has it now */
 void rig_pin(int cpu);
 uint64_t rig_now_ns(void);
