@@ -30,6 +30,7 @@ struct tcp_sim {
     struct kvt_transport *peer;
     struct kvt_tcp_common common;
     uint32_t ups, downs;
+    bool up;
     kvb_status_t why; /* of the last down */
     struct kvt_tcp_hello hello;
 };
@@ -46,6 +47,7 @@ static inline void tcp_sim_up_(void *ctx, const struct kvt_tcp_hello *hello)
 {
     struct tcp_sim *rig = ctx;
     rig->ups++;
+    rig->up = true;
     rig->hello = *hello;
 }
 
@@ -53,6 +55,7 @@ static inline void tcp_sim_down_(void *ctx, kvb_status_t why)
 {
     struct tcp_sim *rig = ctx;
     rig->downs++;
+    rig->up = false;
     rig->why = why;
 }
 
@@ -120,15 +123,9 @@ static inline struct kvt_tcp_stats tcp_sim_node_stats(const struct tcp_sim *rig)
     return stats;
 }
 
-static inline bool tcp_sim_is_up_(void *arg)
-{
-    const struct tcp_sim *rig = arg;
-    return rig->ups > rig->downs;
-}
-
 static inline void tcp_sim_wait_up(struct tcp_sim *rig)
 {
-    cr_assert(sim_run_until(&rig->sim, tcp_sim_is_up_, rig, BOUND_MS));
+    cr_assert(sim_run_until_true(&rig->sim, &rig->up, BOUND_MS));
 }
 
 static inline void tcp_sim_unregistered_(void *arg, struct kvt_region *region, kvb_status_t status)
