@@ -23,6 +23,14 @@
 
 #define SIM_FD_BASE 1000000
 
+#ifdef TESTS_FAIL_ALLOC_H /* the net is the world's, and does not run out of memory */
+#define sim_calloc_  __real_calloc
+#define sim_realloc_ __real_realloc
+#else
+#define sim_calloc_  calloc
+#define sim_realloc_ realloc
+#endif
+
 struct sim_socket;
 
 struct sim_side { /* one process, as far as the net goes */
@@ -118,7 +126,7 @@ static inline void sim_on_event_(struct kvb_event *event)
 
 static inline struct sim_socket *sim_socket_new_(struct sim_net *net)
 {
-    struct sim_socket *socket = calloc(1, sizeof *socket);
+    struct sim_socket *socket = sim_calloc_(1, sizeof *socket);
     kvb_assert(socket != NULL);
     socket->net = net;
     kvb_event_init(&socket->event, sim_on_event_);
@@ -146,8 +154,8 @@ static inline kvb_status_t sim_net_connect_(struct kvt_net *base, const char *ad
         return net->connect_status;
     }
     struct sim_socket *client = sim_socket_new_(net);
-    client->moved = calloc(1, sizeof *client->moved);
-    client->users = calloc(1, sizeof *client->users);
+    client->moved = sim_calloc_(1, sizeof *client->moved);
+    client->users = sim_calloc_(1, sizeof *client->users);
     *client->users = 1;
     client->cut_at = net->cut_at;
     *socket_p = &client->base;
@@ -294,7 +302,7 @@ static inline kvb_status_t sim_net_write_(struct kvt_socket *base, const struct 
         if (!net->drop) {
             if (other->len + len > other->cap) {
                 other->cap = (other->len + len) * 2;
-                other->data = realloc(other->data, other->cap);
+                other->data = sim_realloc_(other->data, other->cap);
                 kvb_assert(other->data != NULL);
             }
             memcpy(other->data + other->len, from[i].iov_base, len);

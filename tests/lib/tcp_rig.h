@@ -10,6 +10,7 @@
 #include "base/assert.h"
 #include "transport/tcp.h"
 
+#define XXH_STATIC_LINKING_ONLY /* the size of XXH3_state_t */
 #include <xxhash.h>
 
 #include <string.h>
@@ -62,15 +63,12 @@ static inline uint64_t rig_iov_len_(const struct iovec *iov, uint32_t n)
 
 static inline uint64_t rig_hash_(const struct iovec *iov, uint32_t n)
 {
-    XXH3_state_t *state = XXH3_createState();
-    kvb_assert(state != NULL);
-    (void)XXH3_64bits_reset(state);
+    XXH3_state_t state;
+    (void)XXH3_64bits_reset(&state);
     for (uint32_t i = 0; i < n; i++) {
-        (void)XXH3_64bits_update(state, iov[i].iov_base, iov[i].iov_len);
+        (void)XXH3_64bits_update(&state, iov[i].iov_base, iov[i].iov_len);
     }
-    uint64_t hash = XXH3_64bits_digest(state);
-    (void)XXH3_freeState(state);
-    return hash;
+    return XXH3_64bits_digest(&state);
 }
 
 static inline void rig_answer(struct rig_node *node, struct kvt_tcp_request *request)
