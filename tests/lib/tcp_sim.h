@@ -12,12 +12,21 @@
 #include "test_memory.h"
 #include "test_values.h"
 
+#ifdef TESTS_PLAIN /* a program without Criterion */
+#include "base/assert.h"
+#define cr_assert(expression, ...) kvb_assert(expression)
+#define cr_assert_eq(a, b, ...)    kvb_assert((a) == (b))
+#define cr_assert_leq(a, b, ...)   kvb_assert((a) <= (b))
+#else
 #include <criterion/criterion.h>
+#endif
 
-#define KIB(n)      ((uint64_t)(n) << 10)
-#define MIB(n)      ((uint64_t)(n) << 20)
+#define KIB(n) ((uint64_t)(n) << 10)
+#define MIB(n) ((uint64_t)(n) << 20)
+#ifndef TCP_SIM_LEN
 #define TCP_SIM_LEN MIB(8)
-#define BOUND_MS    60000
+#endif
+#define BOUND_MS 60000
 
 struct tcp_sim {
     struct sim_sched sim;
