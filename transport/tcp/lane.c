@@ -204,6 +204,7 @@ static kvb_status_t in_head(struct lane *lane)
     }
     status = lane->ops->frame(lane, &head, data + TCP_HEAD_LEN);
     in_consume(in, in->need);
+    in->need = KVB_FRAME_HEADER_LEN;
     return status;
 }
 
@@ -279,7 +280,8 @@ static uint64_t in_target(struct lane *lane, struct iovec *to, int *n_p, uint64_
     }
     uint32_t room = in->cap - in->len;
     uint32_t least = in->need > in->len ? in->need - in->len : 1;
-    uint32_t ahead = in->body_len > SMALL_BYTES ? LARGE_AHEAD_BYTES : room;
+    bool large = in->body_len > SMALL_BYTES && (body > 0 || in->state != LANE_IN_BODY);
+    uint32_t ahead = large ? LARGE_AHEAD_BYTES : room;
     ahead = ahead > least ? ahead : least;
     ahead = ahead < room ? ahead : room;
     to[n++] = (struct iovec){.iov_base = in->data + in->len, .iov_len = ahead};

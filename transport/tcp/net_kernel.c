@@ -24,7 +24,7 @@
 
 #define HOST_MAX    256
 #define PORT_MAX    16
-#define LOOKUPS_MAX 8 /* threads in the resolver, of the process */
+#define LOOKUPS_MAX 32 /* threads in the resolver, of the process */
 
 struct net {
     struct kvt_net base;

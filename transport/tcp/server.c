@@ -472,6 +472,7 @@ static void lane_end(struct kvt_tcp_lane *lane)
     for (struct kvb_list *link; (link = kvb_list_first(&lane->all)) != NULL;) {
         struct request *request = kvb_container_of(link, struct request, all);
         if (request->state != REQUEST_OVER) {
+            request->state = REQUEST_OVER;
             config->ops->gone(config->ctx, &request->is);
         }
         request_free(request);
