@@ -10,7 +10,10 @@
 #include <criterion/criterion.h>
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netinet/in.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #define MIB(n) ((uint64_t)(n) << 20)
@@ -197,6 +200,64 @@ Test(net, addresses_have_one_form)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cr_assert(!kvt_address_valid(bad[i]), "%s", bad[i]);
     }
+}
+
+/* ---- few local ports (B39) ---- */
+
+static bool write_file(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "we");
+    if (file == NULL) {
+        return false;
+    }
+    bool written = fputs(text, file) >= 0;
+    return fclose(file) == 0 && written;
+}
+
+/* A network of this process's own, with so few ports. */
+static bool own_network(const char *ports)
+{
+    struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) {
+        return false;
+    }
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool up = ioctl(fd, SIOCSIFFLAGS, &loopback) == 0;
+    (void)close(fd);
+    return up && write_file("/proc/sys/net/ipv4/ip_local_port_range", ports);
+}
+
+Test(net, a_shortage_of_local_ports_is_reported_as_that)
+{
+    if (!own_network("40000 40003")) {
+        cr_skip_test("no network namespaces here");
+    }
+    struct world world;
+    struct kvt_net *net;
+    struct end ends[8];
+    kvb_status_t status = KVB_OK;
+    world_open(&world);
+    cr_assert_eq(kvt_net_kernel_create(world.io, 0, &net), KVB_OK);
+    struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_port = htons(50000), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert_eq(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
+    cr_assert_eq(listen(listener, 16), 0);
+    int n = 0;
+    for (; n < 8 && status == KVB_OK; n++) {
+        status = begin(&world, &ends[n], net, "127.0.0.1:50000");
+        if (status == KVB_OK) {
+            cr_assert_eq(put_byte(&ends[n]), KVB_OK);
+        }
+    }
+    cr_assert_eq(n, 5, "one more than there are ports");
+    cr_assert_eq(status, KVB_ERR_LIMIT);
+    for (int i = 0; i < n - 1; i++) {
+        net->ops->close(ends[i].socket);
+    }
+    (void)close(listener);
+    kvt_net_kernel_destroy(net);
+    world_close(&world);
 }
 
 /* ---- the transport over them ---- */
