@@ -344,7 +344,7 @@ Test(tcp_frames, an_answer_must_be_one_that_the_question_can_have)
         {"right: text as long as can be", RIG_ECHO, 0, 0, 1, KVB_OK, 64, 0, true},
         {"right: no text", RIG_ECHO, 0, 0, 1, KVB_OK, 0, 0, true},
         {"another's seq", RIG_GET, 1, 0, 1, KVB_OK, 3, 100, false},
-        {"an earlier seq", RIG_GET, (uint64_t)-2048, 0, 1, KVB_OK, 3, 100, false},
+        {"a later seq of the same place", RIG_GET, 2048, 0, 1, KVB_OK, 3, 100, false},
         {"another type", RIG_GET, 0, 1, 1, KVB_OK, 3, 100, false},
         {"a question", RIG_GET, 0, 0, 0, KVB_OK, 3, 100, false},
         {"a body one too long", RIG_GET, 0, 0, 1, KVB_OK, 3, 101, false},

@@ -3,6 +3,7 @@
  * What every transport promises (transport/transport.h, transport/region.h). Each test runs against
  * each row of `kinds`; a new transport adds a row.
  */
+#include "sim_io.h"
 #include "sim_net.h"
 #include "sim_sched.h"
 #include "tcp_rig.h"
@@ -14,7 +15,10 @@
 #include <criterion/criterion.h>
 #include <xxhash.h>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 
 #define KIB(n) ((uint64_t)(n) << 10)
 #define MIB(n) ((uint64_t)(n) << 20)
@@ -33,11 +37,14 @@ struct kind {
 static kvb_status_t loopback_open(struct bench *bench, uint32_t in_flight_max);
 static kvb_status_t tcp_open(struct bench *bench, uint32_t in_flight_max);
 static void tcp_close(struct bench *bench);
+static kvb_status_t sockets_open(struct bench *bench, uint32_t in_flight_max);
+static void sockets_close(struct bench *bench);
 static kvb_status_t tcp_ask(struct bench *bench, struct job *job);
 
 static const struct kind kinds[] = {
     {"loopback", loopback_open, NULL, NULL},
     {"tcp", tcp_open, tcp_close, tcp_ask},
+    {"tcp, sockets of the kernel", sockets_open, sockets_close, tcp_ask},
 };
 
 #define EACH_KIND(kind)                                                                            \
@@ -50,6 +57,10 @@ struct bench {
     struct sim_sched sim;
     struct sim_net net;
     struct sim_side side;
+    struct sim_io io;
+    struct kvt_net *kernel;
+    struct kvb_io_watch listener;
+    bool up;
     struct rig_node rig;
     struct kvt_regions *regions;
     struct kvt_transport *transport;
@@ -213,8 +224,9 @@ static void on_accept(void *ctx, int fd)
 
 static void on_up(void *ctx, const struct kvt_tcp_hello *hello)
 {
-    (void)ctx;
+    struct bench *bench = ctx;
     cr_assert_str_eq(hello->name, "node");
+    bench->up = true;
 }
 
 static void on_down(void *ctx, kvb_status_t why)
@@ -223,26 +235,73 @@ static void on_down(void *ctx, kvb_status_t why)
     cr_assert_fail("down: %s", kvb_status_label(why));
 }
 
-static kvb_status_t tcp_open(struct bench *bench, uint32_t in_flight_max)
+static kvb_status_t open_over(struct bench *bench, uint32_t in_flight_max, struct kvt_net *net,
+                              const char *address, uint32_t lanes)
 {
     static const struct kvt_tcp_peer_ops peer_ops = {.up = on_up, .down = on_down};
-    bench->side = (struct sim_side){.accept = on_accept, .ctx = bench};
-    sim_net_init(&bench->net, &bench->sim, &bench->side);
-    struct kvt_tcp_common common = {.net = &bench->net.base, .secret = "s", .secret_len = 1};
+    struct kvt_tcp_common common = {.net = net, .secret = "s", .secret_len = 1};
     struct kvt_tcp_server_config server = {
         .common = common, .sched = &bench->sim.sched, .name = "node", .incarnation = 1};
     cr_assert_eq(rig_node_init(&bench->rig, bench->node.base, NODE_LEN, server), KVB_OK);
     struct kvt_tcp_peer_config peer = {.common = common,
-                                       .address = "127.0.0.1:1",
+                                       .address = address,
+                                       .lanes = lanes,
                                        .in_flight_max = in_flight_max,
-                                       .ops = &peer_ops};
+                                       .ops = &peer_ops,
+                                       .ctx = bench};
     return kvt_tcp_peer_create(bench->regions, &peer, &bench->transport);
+}
+
+static kvb_status_t tcp_open(struct bench *bench, uint32_t in_flight_max)
+{
+    bench->side = (struct sim_side){.accept = on_accept, .ctx = bench};
+    sim_net_init(&bench->net, &bench->sim, &bench->side);
+    return open_over(bench, in_flight_max, &bench->net.base, "127.0.0.1:1", 4);
 }
 
 static void tcp_close(struct bench *bench)
 {
     rig_node_cleanup(&bench->rig);
     cr_assert_eq(bench->net.open, 0);
+}
+
+static void on_connection(struct kvb_io_watch *watch, unsigned events)
+{
+    (void)events;
+    int fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0) {
+        on_accept(kvb_container_of(watch, struct bench, listener), fd);
+    }
+}
+
+static kvb_status_t sockets_open(struct bench *bench, uint32_t in_flight_max)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof at;
+    char address[32];
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    cr_assert_eq(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    cr_assert_eq(listen(fd, 16), 0);
+    cr_assert_eq(getsockname(fd, (struct sockaddr *)&at, &len), 0);
+    (void)snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(at.sin_port));
+    sim_io_init(&bench->io, &bench->sim);
+    bench->up = false;
+    cr_assert_eq(kvt_net_kernel_create(&bench->io.base, 256u << 10, &bench->kernel), KVB_OK);
+    bench->listener = (struct kvb_io_watch){.fd = fd, .fn = on_connection};
+    cr_assert_eq(kvb_io_watch(&bench->io.base, &bench->listener, KVB_IO_READ), KVB_OK);
+    /* One lane, which stands: descriptors are counted. */
+    kvb_status_t status = open_over(bench, in_flight_max, bench->kernel, address, 1);
+    cr_assert(status != KVB_OK || sim_run_until_true(&bench->sim, &bench->up, 1000));
+    return status;
+}
+
+static void sockets_close(struct bench *bench)
+{
+    kvb_io_unwatch(&bench->io.base, &bench->listener);
+    (void)close(bench->listener.fd);
+    rig_node_cleanup(&bench->rig);
+    kvt_net_kernel_destroy(bench->kernel);
+    sim_io_cleanup(&bench->io);
 }
 
 /* What lies outside is refused here, as by the store's side of it; by the node, too (test_tcp.c).
