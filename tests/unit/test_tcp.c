@@ -82,6 +82,26 @@ Test(tcp, giving_up_at_every_step_keeps_the_lane_and_lets_go_of_memory)
     }
 }
 
+/* Any number of them one after the other, as long as the answers come. */
+Test(tcp, answers_that_come_by_late_are_not_held_against_the_lane)
+{
+    struct tcp_sim rig;
+    open_up(&rig, (struct kvt_tcp_peer_config){.lanes = 1, .in_flight_max = 8});
+    for (int i = 0; i < 100; i++) {
+        struct tcp_job job;
+        tcp_job_init(&job, &rig, (uint16_t)(RIG_PUT + i % 3), 0, 100);
+        cr_assert_eq(tcp_job_start(&job), KVB_OK);
+        (void)sim_turn(&rig.sim);
+        (void)sim_turn(&rig.sim);
+        tcp_job_cancel(&job);
+        sim_settle(&rig.sim);
+        cr_assert(job.done);
+    }
+    cr_assert_eq(rig.net.connects, 1);
+    cr_assert_eq(rig.downs, 0);
+    tcp_sim_close(&rig);
+}
+
 /* What waits for answers that never come is bounded, too. */
 Test(tcp, too_many_overdue_answers_end_the_lane)
 {
