@@ -351,6 +351,30 @@ Test(tcp, a_small_question_does_not_wait_behind_a_big_body)
     tcp_sim_close(&rig);
 }
 
+Test(tcp, lookups_go_past_any_number_of_big_bodies)
+{
+    struct tcp_sim rig;
+    open_up(&rig, (struct kvt_tcp_peer_config){0});
+    for (int round = 0; round < 4; round++) { /* in the first, other lanes are only opened */
+        struct tcp_job big[32], small;
+        for (int i = 0; i < 32; i++) {
+            tcp_job_init(&big[i], &rig, round % 2 == 0 ? RIG_PUT : RIG_GET, 0, MIB(8));
+            cr_assert_eq(tcp_job_start(&big[i]), KVB_OK);
+        }
+        for (int i = 0; i < 10 && round > 0; i++) {
+            uint64_t turns = rig.sim.turns;
+            tcp_job_init(&small, &rig, RIG_ECHO, 0, 0);
+            cr_assert_eq(tcp_job_run(&small), KVB_OK);
+            cr_assert_leq(rig.sim.turns - turns, 10);
+            cr_assert(!big[0].done);
+        }
+        for (int i = 0; i < 32; i++) {
+            cr_assert_eq(tcp_job_wait(&big[i]), KVB_OK);
+        }
+    }
+    tcp_sim_close(&rig);
+}
+
 Test(tcp, lanes_are_opened_when_there_is_work_and_no_more_than_allowed)
 {
     for (uint32_t most = 1; most <= 4; most++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The side that asks. A transfer becomes an ask, which goes to the lane with the fewest bytes
- * outstanding and stays with it until its answer came, or the lane was lost.
+ * outstanding (a large one not to the first, where there is another) and stays with it until its
+ * answer came, or the lane was lost.
  *
  * Two ends are kept apart. The transfer's: finish() notes it, once, and the peer's event tells it,
  * so never inside start or cancel; from then on nothing of ours touches its memory. The ask's: it
@@ -22,6 +23,8 @@
 #define LANES_MAX 4u
 /* Outstanding on the best lane, from which on another one is opened. */
 #define LANE_BUSY_BYTES (64u << 10)
+/* What costs more is kept off the first lane, where there is another: lookups go past it there. */
+#define LARGE_BYTES (64u << 10)
 /* What a question costs beside its bytes, when lanes are compared. */
 #define ASK_COST 64u
 
@@ -234,17 +237,24 @@ static void peer_cancel(struct kvt_transport *transport, struct kvt_transfer *tr
 static const struct lane_ops lane_ops;
 static void lane_gone(struct peer *peer, bool admitted, uint64_t lived_ns, kvb_status_t why);
 
-static struct peer_lane *least_loaded(struct peer *peer)
+/* The lane for an ask of that cost; NULL: none stands. */
+static struct peer_lane *choose_lane(struct peer *peer, uint64_t cost)
 {
+    struct peer_lane *first = NULL;
     struct peer_lane *best = NULL;
     for (uint32_t i = 0; i < peer->config.lanes; i++) {
         struct peer_lane *lane = &peer->lanes[i];
-        if (lane->phase == LANE_ADMITTED && lane->lane.lost == KVB_OK &&
-            (best == NULL || lane->load < best->load)) {
+        if (lane->phase != LANE_ADMITTED || lane->lane.lost != KVB_OK) {
+            continue;
+        }
+        if (first == NULL) {
+            first = lane;
+            best = cost < LARGE_BYTES ? lane : NULL;
+        } else if (best == NULL || lane->load < best->load) {
             best = lane;
         }
     }
-    return best;
+    return best != NULL ? best : first;
 }
 
 /* A lane of that phase, or NULL. */
@@ -389,7 +399,8 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     if (transfer->ask.len > peer->config.common.ask_max || body_len > KVT_TCP_BODY_MAX) {
         return KVB_ERR_TOO_LARGE;
     }
-    struct peer_lane *lane = least_loaded(peer);
+    uint64_t cost = ASK_COST + transfer->ask.len + body_len;
+    struct peer_lane *lane = choose_lane(peer, cost);
     if (lane == NULL && peer->reached) {
         return KVB_ERR_UNAVAILABLE;
     }
@@ -409,7 +420,7 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     ask->seq = peer->seq + (uint64_t)(ask - peer->asks);
     ask->type = transfer->type;
     ask->body_len = body_len;
-    ask->cost = ASK_COST + transfer->ask.len + body_len;
+    ask->cost = cost;
     ask->checksum = 0;
     ask->answer_cap = transfer->answer_cap;
     transfer->answer_len = 0;
