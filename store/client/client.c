@@ -7,8 +7,8 @@
  * soon (store/node.h), so the batch ends within its bound; what a stopped call moved is at rest
  * when it is done, not before.
  *
- * A remove asks every node, each with items of its own, for an object may lie where it was placed
- * while other nodes were there.
+ * A remove and a pin ask every node, each with items of its own, for an object may lie where it was
+ * placed while other nodes were there.
  */
 #include "store/client.h"
 
@@ -39,7 +39,7 @@ struct flight_call {
     struct kvs_node_call base;
     struct kvs_member_call member;
     struct flight *flight;
-    struct copy *copy; /* of a remove; else NULL */
+    struct copy *copy; /* of what every node is asked; else NULL */
 };
 
 struct flight {
@@ -178,10 +178,25 @@ static void on_end(struct kvb_event *event)
     land(kvb_container_of(event, struct flight, end));
 }
 
-/* Of what two nodes say of a key that is to be removed, what holds for both together. */
-static uint32_t remove_rank(kvb_status_t status)
+/* Asked of every node. */
+static bool of_every_node(enum kvs_batch_op op)
 {
-    return status == KVB_ERR_BUSY ? 3 : status == KVB_OK ? 2 : status == KVB_ERR_NOT_FOUND ? 0 : 1;
+    return op == KVS_REMOVE || op == KVS_PIN;
+}
+
+/* Of what two nodes say of a key, what holds for both together: the higher. */
+static uint32_t rank(enum kvs_batch_op op, kvb_status_t status)
+{
+    switch (status) {
+    case KVB_ERR_NOT_FOUND:
+        return 0;
+    case KVB_OK: /* a pin is done, a removal is only if nobody else has it */
+        return op == KVS_PIN ? 4 : 1;
+    case KVB_ERR_BUSY:
+        return 3;
+    default:
+        return 2;
+    }
 }
 
 static void merge(const struct flight_call *call)
@@ -189,7 +204,7 @@ static void merge(const struct flight_call *call)
     struct kvs_batch *batch = call->flight->batch;
     for (uint32_t i = 0; i < batch->nitems; i++) {
         kvb_status_t status = call->copy->items[i].status;
-        if (remove_rank(status) > remove_rank(batch->items[i].status)) {
+        if (rank(batch->op, status) > rank(batch->op, batch->items[i].status)) {
             batch->items[i].status = status;
         }
     }
@@ -378,7 +393,7 @@ static kvb_status_t create_flight(struct kvs_client *client, struct kvs_batch *b
                                   struct flight **flight_p)
 {
     const struct kvs_choice *choice = kvs_members_choice(&client->members, batch->op);
-    bool every = batch->op == KVS_REMOVE;
+    bool every = of_every_node(batch->op);
     size_t ncalls = every || choice->n < batch->nitems ? choice->n : batch->nitems;
     struct flight *flight = malloc(sizeof *flight + ncalls * sizeof flight->calls[0]);
     if (flight == NULL) {
@@ -408,7 +423,7 @@ static kvb_status_t create_flight(struct kvs_client *client, struct kvs_batch *b
 static void fill(struct kvs_client *client, struct kvs_batch *batch, const struct flight *flight)
 {
     bool all_asked =
-        batch->op == KVS_REMOVE && flight->ncalls == client->members.n && flight->ncalls > 0;
+        of_every_node(batch->op) && flight->ncalls == client->members.n && flight->ncalls > 0;
     for (uint32_t i = 0; i < batch->nitems; i++) {
         batch->items[i].status = all_asked ? KVB_ERR_NOT_FOUND : KVB_ERR_UNAVAILABLE;
         batch->items[i].len = 0;

@@ -210,7 +210,7 @@ const struct kvs_choice *kvs_members_choice(struct kvs_members *members, enum kv
 static uint64_t span_ns(const struct kvs_member *member, enum kvs_batch_op op)
 {
     const struct kvs_client_health *limits = &member->owner->limits;
-    if (op == KVS_EXISTS || op == KVS_REMOVE) {
+    if (op != KVS_PUT && op != KVS_GET) {
         return limits->lookup_ms * KVB_NS_PER_MS;
     }
     /* the bytes before it are on the same link */

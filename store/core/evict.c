@@ -310,10 +310,12 @@ static bool evict_a_page(struct kvs_core *core, unsigned soft, struct effort *ef
         empty_page(core, page, effort);
         return true;
     }
+    /* each tenant once; the one that is asked may leave the ring, and no other */
     uint32_t link = core->queued[soft];
-    for (bool first = true; link != 0 && (first || link != core->queued[soft]); first = false) {
+    uint32_t last = link == 0 ? 0 : tenant_at(core, link - 1)->queued_prev[soft];
+    while (link != 0) {
         struct tenant *t = tenant_at(core, link - 1);
-        uint32_t next = t->queued_next[soft];
+        uint32_t next = link == last ? 0 : t->queued_next[soft];
         struct queue *queue = &t->queues[soft][QUEUE_PAGES];
         for (uint32_t handle; (handle = hand_of(queue)) != 0;) {
             if ((object_at(core, handle)->flags & OBJECT_LOCKED) == 0) {
@@ -322,7 +324,7 @@ static bool evict_a_page(struct kvs_core *core, unsigned soft, struct effort *ef
             }
             kvs_queue_remove(core, handle);
         }
-        link = core->queued[soft] == 0 ? 0 : next;
+        link = next;
     }
     return false;
 }

@@ -500,28 +500,30 @@ Test(members, batches_in_flight_across_changes_complete_once)
     world_close(&world);
 }
 
-Test(members, a_remove_asks_every_node_and_tells_what_holds_for_all)
+Test(members, a_remove_and_a_pin_ask_every_node_and_tell_what_holds_for_all)
 {
     static const struct {
-        kvb_status_t one, other, together;
+        kvb_status_t one, other, together, pinned;
     } cases[] = {
-        {KVB_OK, KVB_ERR_NOT_FOUND, KVB_OK},
-        {KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND},
-        {KVB_OK, KVB_ERR_BUSY, KVB_ERR_BUSY},
-        {KVB_ERR_NOT_FOUND, KVB_ERR_DISCONNECTED, KVB_ERR_DISCONNECTED},
-        {KVB_OK, KVB_ERR_DISCONNECTED, KVB_OK},
+        {KVB_OK, KVB_ERR_NOT_FOUND, KVB_OK, KVB_OK},
+        {KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND},
+        {KVB_OK, KVB_ERR_BUSY, KVB_ERR_BUSY, KVB_OK},
+        {KVB_ERR_NOT_FOUND, KVB_ERR_DISCONNECTED, KVB_ERR_DISCONNECTED, KVB_ERR_DISCONNECTED},
+        {KVB_OK, KVB_ERR_DISCONNECTED, KVB_ERR_DISCONNECTED, KVB_OK},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        bool pin = i % 2 == 1;
         struct world world;
         world_open(&world, NODES);
         for (uint32_t n = 0; n < NODES; n++) {
-            world.nodes[n].with = n == 2 ? cases[i].one : cases[i].other;
+            world.nodes[n].with = n == 2 ? cases[i / 2].one : cases[i / 2].other;
         }
-        cr_assert_eq(run(&world, KVS_REMOVE), KVB_OK);
+        cr_assert_eq(run(&world, pin ? KVS_PIN : KVS_REMOVE), KVB_OK);
         for (uint32_t n = 0; n < NODES; n++) {
             cr_assert_eq(items_of(&world, n), ITEMS);
         }
-        cr_assert_eq(count(&world, cases[i].together), ITEMS, "case %zu", i);
+        cr_assert_eq(count(&world, pin ? cases[i / 2].pinned : cases[i / 2].together), ITEMS,
+                     "case %zu", i);
         world_close(&world);
     }
 }
@@ -899,17 +901,19 @@ Test(health, with_every_node_sick_everything_misses_at_once)
     world_close(&world);
 }
 
-Test(health, a_remove_that_could_not_ask_a_sick_node_does_not_say_not_found)
+Test(health, a_remove_that_could_not_ask_a_sick_node_does_not_say_that_it_is_gone)
 {
     struct world world;
     world_open(&world, NODES);
     make_sick(&world, 1);
-    for (uint32_t i = 0; i < NODES; i++) {
-        node_is(&world, i, FAKE_AT_ONCE, KVB_ERR_NOT_FOUND);
+    for (uint32_t missing = 0; missing < 2; missing++) {
+        for (uint32_t i = 0; i < NODES; i++) {
+            node_is(&world, i, FAKE_AT_ONCE, missing ? KVB_ERR_NOT_FOUND : KVB_OK);
+        }
+        cr_assert_eq(run(&world, KVS_REMOVE), KVB_OK);
+        cr_assert_eq(count(&world, KVB_ERR_UNAVAILABLE), ITEMS);
+        cr_assert_eq(items_of(&world, 1), 0);
     }
-    cr_assert_eq(run(&world, KVS_REMOVE), KVB_OK);
-    cr_assert_eq(count(&world, KVB_ERR_UNAVAILABLE), ITEMS);
-    cr_assert_eq(items_of(&world, 1), 0);
     world_close(&world);
 }
 

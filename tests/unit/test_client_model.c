@@ -10,8 +10,11 @@
  * objects only by its own puts. Where there is not room for all, an object may be missing, but what
  * is read is always what was put, under that key, by that tenant, under that lineage.
  *
+ * One node is in this process, the others lie behind connections, of a simulated network.
+ *
  * Each tenant has several lineages at once, as in a rolling update: the same keys, other values.
  */
+#include "sim_net.h"
 #include "sim_sched.h"
 #include "test_memory.h"
 #include "test_values.h"
@@ -19,6 +22,7 @@
 #include "base/log.h"
 #include "store/client.h"
 #include "store/node.h"
+#include "store/service.h"
 #include "store/share.h"
 
 #include <criterion/criterion.h>
@@ -56,6 +60,9 @@ struct store {
     struct kvs_share *share;
     struct kvs_keeper keeper;
     struct kvs_node *node;
+    struct kvs_service *service; /* NULL: it is in this process */
+    struct sim_net net;
+    struct sim_side side;
     char name[16];
     bool in;
     bool leaving;
@@ -144,16 +151,78 @@ static void make_keys(struct model *m)
     }
 }
 
+static void on_accept(void *ctx, int fd)
+{
+    struct store *store = ctx;
+    cr_assert_eq(kvs_service_adopt(store->service, fd), KVB_OK);
+}
+
+static bool is_up(void *arg)
+{
+    struct kvs_remote_status status;
+    kvs_remote_status(arg, &status);
+    return status.up;
+}
+
+static void open_here(struct model *m, struct store *store)
+{
+    const struct kvs_node_config node = {.hold_ms = 500};
+    cr_assert_eq(kvs_node_create(&m->sim.sched, m->transport, store->share, &node, &store->node),
+                 KVB_OK);
+}
+
+static void open_behind_connections(struct model *m, struct store *store)
+{
+    const struct kvt_tcp_common common = {.net = &store->net.base};
+    store->side = (struct sim_side){.accept = on_accept, .ctx = store};
+    sim_net_init(&store->net, &m->sim, &store->side);
+    const struct kvs_service_config service = {
+        .sched = &m->sim.sched,
+        .share = store->share,
+        .tcp = common,
+        .name = store->name,
+        .incarnation = 1,
+        .hold_ms = 500,
+    };
+    cr_assert_eq(kvs_service_create(&service, &store->service), KVB_OK);
+    const struct kvs_remote_config remote = {
+        .sched = &m->sim.sched,
+        .regions = m->regions,
+        .peer = {.common = common, .address = "node:1"},
+    };
+    cr_assert_eq(kvs_remote_create(&remote, &store->node), KVB_OK);
+    cr_assert(sim_run_until(&m->sim, is_up, store->node, 1000));
+}
+
+static uint32_t calls_of(const struct store *store)
+{
+    return store->service == NULL ? kvs_node_calls(store->node) : kvs_remote_calls(store->node);
+}
+
+static void close_store(struct store *store)
+{
+    kvs_keeper_stop(&store->keeper);
+    if (store->service == NULL) {
+        kvs_node_destroy(store->node);
+    } else {
+        kvs_remote_destroy(store->node);
+        kvs_service_destroy(store->service);
+    }
+    kvs_share_destroy(store->share);
+}
+
 static void open_store(struct model *m, uint32_t i, uint64_t share_bytes)
 {
     struct store *store = &m->stores[i];
     const struct kvs_share_config share = {.bytes = share_bytes, .shards = 1 + i % 3};
-    const struct kvs_node_config node = {.hold_ms = 500};
     (void)snprintf(store->name, sizeof store->name, "store-%u", i);
     cr_assert_eq(kvs_share_create(&m->sim.random, &share, &store->share), KVB_OK);
     kvs_keeper_start(&store->keeper, store->share, &m->sim.sched, poked, &store->keeper);
-    cr_assert_eq(kvs_node_create(&m->sim.sched, m->transport, store->share, &node, &store->node),
-                 KVB_OK);
+    if (i == 0) {
+        open_here(m, store);
+    } else {
+        open_behind_connections(m, store);
+    }
     cr_assert_eq(kvs_client_add_node(m->client, store->name, store->node, share_bytes), KVB_OK);
     store->in = true;
 }
@@ -212,9 +281,7 @@ static void close_model(struct model *m)
     kvt_region_destroy(m->region);
     kvs_client_destroy(m->client);
     for (uint32_t i = 0; i < NODES; i++) {
-        kvs_keeper_stop(&m->stores[i].keeper);
-        kvs_node_destroy(m->stores[i].node);
-        kvs_share_destroy(m->stores[i].share);
+        close_store(&m->stores[i]);
     }
     kvt_transport_destroy(m->transport);
     kvt_regions_destroy(m->regions);
@@ -484,7 +551,7 @@ static void on_removed(void *ctx, struct kvs_node *node)
 {
     struct store *store = ctx;
     cr_assert_eq(store->node, node);
-    cr_assert_eq(kvs_node_calls(node), 0);
+    cr_assert_eq(calls_of(store), 0);
     kvs_share_clear(store->share); /* it comes back with nothing, as a new process does */
     store->leaving = false;
 }
@@ -562,6 +629,11 @@ static void compare_counts(struct model *m)
     }
 }
 
+static bool is_done(void *arg)
+{
+    return !((const struct job *)arg)->running;
+}
+
 static void run(struct model *m, uint32_t steps, uint32_t jobs)
 {
     for (m->step = 0; m->step < steps; m->step++) {
@@ -570,9 +642,7 @@ static void run(struct model *m, uint32_t steps, uint32_t jobs)
             begin_job(m, job);
         }
         if (jobs == 1) {
-            while (job->running) {
-                check(m, sim_turn(&m->sim) != KVB_NEVER || !job->running, "stuck");
-            }
+            check(m, sim_run_until(&m->sim, is_done, job, 1000), "stuck");
         } else {
             for (uint32_t turns = below(m, 4); turns > 0; turns--) {
                 (void)sim_turn(&m->sim);
@@ -581,10 +651,7 @@ static void run(struct model *m, uint32_t steps, uint32_t jobs)
         happen(m);
         if (m->step % 500 == 0) {
             for (uint32_t i = 0; i < jobs; i++) {
-                check(m,
-                      sim_run_until(&m->sim, sim_is_true_, &(bool){!m->jobs[i].running}, 1000) ||
-                          !m->jobs[i].running,
-                      "stuck");
+                check(m, sim_run_until(&m->sim, is_done, &m->jobs[i], 1000), "stuck");
             }
             sim_settle(&m->sim);
             compare_counts(m);

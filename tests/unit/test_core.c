@@ -823,6 +823,39 @@ Test(core, a_slot_is_found_behind_many_that_do_not_help)
     shard_cleanup(&s);
 }
 
+/* The only page lies with another tenant, behind one whose pages are all read. */
+Test(core, a_page_is_found_with_any_tenant)
+{
+    struct shard s;
+    shard_init(&s, 64);
+    s.where.tenant = 1;
+    s.where.space = 1;
+    is(shard_put(&s, "first", 0, 2048), KVB_OK); /* so that this tenant is asked first */
+    s.where.tenant = 0;
+    s.where.space = 0;
+    for (uint64_t i = 0; i < 61 * 32 - 1; i++) {
+        is(shard_put(&s, "a", i, 2048), KVB_OK);
+        if (i % 32 == 0) {
+            is(shard_find(&s, "a", i), KVB_OK);
+        }
+    }
+    s.where.tenant = 1;
+    s.where.space = 1;
+    is(shard_put(&s, "read", 0, PAGE), KVB_OK);
+    is(shard_find(&s, "read", 0), KVB_OK);
+    is(shard_remove(&s, "first", 0, false), KVB_OK);
+    s.where.tenant = 2;
+    s.where.space = 2;
+    is(shard_put(&s, "b", 0, 2 * PAGE), KVB_OK);
+    cr_assert_eq(shard_stats(&s).evicted, 0);
+    s.where.tenant = 0;
+    s.where.space = 0;
+    is(shard_put(&s, "c", 0, PAGE), KVB_OK);
+    cr_assert_eq(shard_stats(&s).evicted, 1);
+    valid(&s);
+    shard_cleanup(&s);
+}
+
 Test(core, a_put_that_must_evict_very_many_comes_again_and_gets_there)
 {
     struct shard s;

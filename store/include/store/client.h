@@ -34,10 +34,11 @@ enum kvs_batch_op {
                    CANCELED, FENCED (retired) */
     KVS_GET,    /* OK, NOT_FOUND, CHECKSUM, TICKET, GENERATION, TIMEOUT, CANCELED; TOO_LARGE: stored
                    length differs */
-    KVS_REMOVE, /* asked of every node, wherever an object may have been placed: BUSY (read or
-                   pinned, without force) if it stays anywhere, OK, NOT_FOUND; UNAVAILABLE: none
-                   that could be asked has it */
-    KVS_PIN,    /* OK, NOT_FOUND */
+    KVS_REMOVE, /* asked of every node, wherever an object may have been placed. OK, NOT_FOUND: it
+                   is nowhere any more; BUSY: read or pinned, without force; UNAVAILABLE or another
+                   failure: a node that did not answer may have it */
+    KVS_PIN, /* asked of every node. OK: done where it was found; NOT_FOUND; UNAVAILABLE or another
+                failure: a node that did not answer may have it, the others do not */
 };
 #define KVS_BATCH_OPS (KVS_PIN + 1)
 
