@@ -214,6 +214,8 @@ bool kve_happening_begin(struct kve_rehearsal *r, enum kve_happening happening);
 bool kve_happening_middle(struct kve_rehearsal *r, enum kve_happening happening);
 bool kve_happening_over(const struct kve_rehearsal *r);
 bool kve_happening_end(struct kve_rehearsal *r, enum kve_happening happening);
+/* Both daemons use every node. */
+bool kve_cluster_well(struct kve_rehearsal *r);
 
 void kve_table_progress(const struct kve_rehearsal *r, const char *what);
 void kve_table_head(const struct kve_rehearsal *r);

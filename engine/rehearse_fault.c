@@ -76,24 +76,57 @@ static bool await_both(struct kve_rehearsal *r, bool (*done)(const json_t *answe
     return await_instance(r, &r->a, done, what) && await_instance(r, &r->b, done, what);
 }
 
-static bool has_all_nodes(const json_t *answer)
+/* How many nodes the daemon knows of, and how many of them are in such a state. */
+static size_t count_nodes(const json_t *answer, const char *state, size_t *all_p)
 {
     const json_t *nodes = json_object_get(answer, "nodes");
-    size_t up = 0;
+    size_t n = 0;
 
-    for (size_t i = 0; i < json_array_size(nodes); i++) {
-        const json_t *state = json_object_get(json_array_get(nodes, i), "state");
-        up += json_is_string(state) && strcmp(json_string_value(state), "up") == 0;
+    *all_p = json_array_size(nodes);
+    for (size_t i = 0; i < *all_p; i++) {
+        const json_t *said = json_object_get(json_array_get(nodes, i), "state");
+        n += json_is_string(said) && strcmp(json_string_value(said), state) == 0;
     }
-    return up >= KVE_STORES && up == json_array_size(nodes);
+    return n;
+}
+
+/* Also those that it still leaves alone: only being used shows that they are well. */
+static bool reaches_all_nodes(const json_t *answer)
+{
+    size_t all, up = count_nodes(answer, "up", &all);
+
+    return all >= KVE_STORES && up + count_nodes(answer, "sick", &all) == all;
+}
+
+static bool uses_all_nodes(const json_t *answer)
+{
+    size_t all, up = count_nodes(answer, "up", &all);
+
+    return all >= KVE_STORES && up == all;
+}
+
+bool kve_cluster_well(struct kve_rehearsal *r)
+{
+    const struct kve_process *daemons[] = {r->a.daemon, r->b.daemon};
+    bool well = true;
+
+    for (size_t i = 0; i < 2 && well; i++) {
+        long http_status = 0;
+        json_t *answer = NULL;
+        kvb_status_t status = kve_rest_call(daemons[i]->rest, "GET", "/v1/kvplane/nodes", NULL,
+                                            &http_status, &answer);
+        well = status == KVB_OK && uses_all_nodes(answer);
+        json_decref(answer);
+    }
+    return well;
 }
 
 static bool await_whole(struct kve_rehearsal *r)
 {
     return await_both(r, is_reachable, "the coordinator does not come back") &&
-           await_answer(r, r->a.daemon, "/v1/kvplane/nodes", has_all_nodes,
+           await_answer(r, r->a.daemon, "/v1/kvplane/nodes", reaches_all_nodes,
                         "the nodes do not come back") &&
-           await_answer(r, r->b.daemon, "/v1/kvplane/nodes", has_all_nodes,
+           await_answer(r, r->b.daemon, "/v1/kvplane/nodes", reaches_all_nodes,
                         "the nodes do not come back");
 }
 

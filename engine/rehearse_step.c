@@ -30,8 +30,11 @@
 #define HAIL_RECENT    8      /* from how far back its first half is drawn */
 #define LOADING_TRIES  100
 #define LOADING_WANTED 6
+#define WELL_MS        20000 /* bound until every node is used again */
 #define EMPTY_MS       20000 /* bound until what a reset cleared was reclaimed */
 #define SLACK_BYTES    (1u << 20)
+/* Connections come and go, each with its buffers, on several threads. */
+#define CLUSTER_SLACK_BYTES (8u << 20)
 /* A sanitizer keeps what was freed; then only region bytes are judged. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define JUDGE_GROWTH false
@@ -492,6 +495,7 @@ static bool await_empty(struct kve_rehearsal *r, const char *after)
 /* Of what serves: nothing grows from one tenant's reset to the next. */
 static bool judge_growth(struct kve_rehearsal *r, struct kve_process *process)
 {
+    const uint64_t slack = r->cluster ? CLUSTER_SLACK_BYTES : SLACK_BYTES;
     struct kve_kernel_memory memory;
 
     if (kve_kernel_process_memory(process->child.pid, &memory) != KVB_OK) {
@@ -505,7 +509,7 @@ static bool judge_growth(struct kve_rehearsal *r, struct kve_process *process)
     }
     if (process->first_anon == 0) {
         process->first_anon = memory.anon;
-    } else if (JUDGE_GROWTH && memory.anon > process->first_anon + SLACK_BYTES) {
+    } else if (JUDGE_GROWTH && memory.anon > process->first_anon + slack) {
         kve_rehearse_fail(
             r,
             "step %" PRIu32 ": %s has %" PRIu64
@@ -967,6 +971,23 @@ static bool judge_cleared(struct kve_rehearsal *r, struct kve_side *side, uint32
     return true;
 }
 
+/* A node that was left alone is used again once somebody asks it. */
+static bool use_until_well(struct kve_rehearsal *r, struct span span)
+{
+    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, WELL_MS);
+
+    while (!kve_cluster_well(r)) {
+        if (kvb_now_ns(&kvb_clock_real) > deadline_ns) {
+            return kve_rehearse_fail(r, "step %" PRIu32 " (%s): not all nodes are used again",
+                                     r->row->step, r->row->happening);
+        }
+        if (!after(r, span, HOPED)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Goes on under what happens for as long as it lasts, and after it until the cluster is whole. */
 static bool endure(struct kve_rehearsal *r, const struct way *way, struct span span)
 {
@@ -1008,8 +1029,11 @@ static bool endure(struct kve_rehearsal *r, const struct way *way, struct span s
     if (!kve_happening_end(r, happening) || !await_open(r, &r->a) || !await_open(r, &r->b)) {
         return false;
     }
+    if (!away) {
+        return use_until_well(r, span);
+    }
     /* Both have their names again, and nothing was put under them yet. */
-    return !away || r->a.name[0] == '\0' || r->b.name[0] == '\0' ||
+    return r->a.name[0] == '\0' || r->b.name[0] == '\0' ||
            (await_empty(r, "after the coordinator was back") &&
             judge_cleared(r, &r->a, span.first));
 }
