@@ -203,15 +203,24 @@ class Big(Cluster):
     """Blocks of 64 MiB, in the middle of which something happens (B34)."""
 
     def start_big(self):
-        trace = self.trace([[1], [2], [3], [4]])
+        trace = self.trace([[i] for i in range(16)])
         self.start(nodes=1, store_bytes="256MiB", daemon_args=("--transfer-bound", "20s"),
                    engine_args=("--block-bytes", str(64 * MIB), "--blocks", "2", "--trace", trace,
-                                "--requests", "4"))
+                                "--requests", "16"))
         small = self.trace([[100 + i] for i in range(100)], name="small.jsonl")
         self.other = self.store_node(self.agreed, name="store-1")
         self.nodes.append(self.other)
         self.b = self.user = self.engine(self.daemon_, "b", "--fingerprint", "--trace", small, requests=100)
         self.whole()
+        self.mine = list(itertools.islice(filter(self.lies_on_node_0, range(16)), 4))
+        self.assertEqual(len(self.mine), 4)
+        self.daemon_.ok("/v1/kvplane/tenants/default/reset")
+        self.whole()
+
+    def lies_on_node_0(self, index):
+        before = self.nodes[0].get("/v1/kvplane/node")[1]["puts"]
+        self.run_(index, 1)
+        return self.nodes[0].get("/v1/kvplane/node")[1]["puts"] > before
 
     def moved(self, way, enough=4 * MIB):
         before = self.net.stats()[way]
@@ -219,7 +228,7 @@ class Big(Cluster):
 
     def test_a_node_dies_or_goes_silent_inside_a_put_and_a_get(self):
         self.start_big()
-        for what, way, index in (("kill", "there", 0), ("drop", "there", 1), ("drop", "back", 2), ("kill", "back", 3)):
+        for index, (what, way) in zip(self.mine, itertools.product(("kill", "drop"), ("there", "back"))):
             with self.subTest(what=what, way=way):
                 if way == "back":
                     self.run_(index, 1)  # it is there to be got
@@ -256,19 +265,28 @@ class Slow(Cluster):
         self.reached(daemon)
         harness.until("b shares", lambda: daemon.metric("kvplane_instance_shared") == 1)
         outcomes = {"hits": 0, "misses": 0}
-        for round_ in range(6):
+        rounds = 0
+        while rounds < 3 or (outcomes["misses"] == 0 and rounds < 12):
+            self.net.tell("clear")
+            self.whole()
             self.run_(0, 1)
             self.net.rule("back", bytes_per_s=4 * MIB)
             back = self.net.stats()["back"]
             running = self.a.command("run", first=0, count=1, use_cache=False)
-            harness.until("in the middle of the get", lambda b=back: self.net.stats()["back"] - b > MIB)
-            self.judged(b.run(60 * round_, 60, use_cache=False))  # twice the store
+            try:
+                harness.until("in the middle of the get", lambda b=back: self.net.stats()["back"] - b > MIB, 3)
+                self.judged(b.run(60 * (rounds % 6), 60, use_cache=False))  # twice the store
+            except AssertionError as late:
+                if "not within" not in str(late):
+                    raise
+                # The node did not answer the lookup in time, on a busy machine: once more.
             counts = self.judged(self.a.wait(running))
             outcomes["hits"] += counts["hits"]
             outcomes["misses"] += counts["missed"]["ticket"] + counts["missed"]["checksum"]
-            self.net.tell("clear")
+            rounds += 1
+        self.net.tell("clear")
         print(outcomes)
-        self.assertGreater(outcomes["misses"], 0, "the space was wanted while it was read")
+        self.assertGreater(outcomes["misses"], 0, "its space was given away while it was read")
         self.clean(self.a, b, self.daemon_, daemon, *self.nodes)
 
 
