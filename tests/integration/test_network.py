@@ -14,7 +14,7 @@ import harness
 
 MIB = 1 << 20
 SEED = int(os.environ.get("KVPLANE_SEED", "1"))
-FAULTS = int(os.environ.get("KVPLANE_FAULTS", "45"))
+FAULTS = int(os.environ.get("KVPLANE_FAULTS", "24"))
 DAEMONS = 2 if FAULTS < 1000 else 24
 SLACK_KIB = 4096
 MISSES = {"not_found", "fenced", "closed", "ticket", "generation", "checksum", "canceled", "timeout", "disconnected",
@@ -90,14 +90,13 @@ class Faults(Cluster):
     def test_whatever_the_network_does_requests_end_as_misses(self):
         self.start(nodes=2)
         self.run_(0, 40)
-        kinds = [("delay", {"delay_ms": 50}), ("throttle", {"bytes_per_s": 200000}), ("one byte", {"piece": 1}),
-                 ("freeze", {"then": "freeze"}), ("drop", {"then": "drop"}), ("half open", {"then": "half"}),
-                 ("cut", {"then": "cut"}), ("reset", {"then": "reset"})]
-        for way, (name, rule) in itertools.product(("there", "back"), kinds):
-            with self.subTest(way=way, fault=name):
-                self.net.rule(way, **({"after": 1000, **rule} if "then" in rule else rule))
+        slow = [{"delay_ms": 50}, {"bytes_per_s": 200000}, {"piece": 1}]
+        ends = [{"after": 1000, "then": then} for then in ("freeze", "drop", "half", "cut", "reset")]
+        for way, rule in [("there", rule) for rule in slow + ends] + [("back", rule) for rule in ends]:
+            with self.subTest(way=way, **rule):
+                self.net.rule(way, **rule)
                 self.run_(0, 12)
-                self.judged(self.a.run(40, 12, use_cache=False))
+                self.run_(40, 12)
                 self.net.tell("clear")
                 self.whole()
         self.used_again()
