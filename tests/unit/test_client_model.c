@@ -102,6 +102,7 @@ struct model {
     uint64_t quota[TENANTS]; /* UINT64_MAX: none */
     uint32_t clearings[TENANTS];
     bool members_change;
+    bool same_lineages; /* all tenants and layouts have lineages of the same ids: never retired */
     struct job *jobs;
     uint64_t serial;
     uint64_t step;
@@ -580,7 +581,9 @@ static void happen(struct model *m)
 {
     switch (below(m, 24)) {
     case 0:
-        retire_lineage(m);
+        if (!m->same_lineages) {
+            retire_lineage(m);
+        }
         break;
     case 1:
         if (below(m, 10) == 0) {
@@ -676,6 +679,77 @@ Test(client_model, what_a_tenant_put_is_there_until_it_removes_it)
     }
     run(m, 12000, 1);
     cr_assert_eq(m->refused, 0);
+    close_model(m);
+    free(m);
+}
+
+/* Not even the lineage tells them apart: the tenant and the layout do. */
+Test(client_model, tenants_and_layouts_are_apart_under_one_lineage)
+{
+    struct model *m = malloc(sizeof *m);
+    open_model(m, 15, 64ull << 20);
+    m->same_lineages = true;
+    for (uint32_t t = 0; t < TENANTS; t++) {
+        m->exact[t] = true;
+        for (uint32_t i = 0; i < LAYOUTS * LINEAGES; i++) {
+            m->lineages[t][i / LINEAGES][i % LINEAGES].id =
+                (struct kvb_lineage){.id = {.hi = 1, .lo = i % LINEAGES}};
+        }
+    }
+    run(m, 8000, 1);
+    close_model(m);
+    free(m);
+}
+
+static void on_one(struct kvs_batch *batch)
+{
+    kvb_container_of(batch, struct job, batch)->running = false;
+}
+
+static kvb_status_t one(struct model *m, enum kvs_batch_op op, uint32_t tenant)
+{
+    struct job *job = &m->jobs[0];
+    *job = (struct job){.model = m, .running = true, .serial = tenant};
+    (void)snprintf(job->space.tenant, sizeof job->space.tenant, "tenant-%03u", tenant);
+    job->slices[0] = (struct kvt_slice){m->region, 0, 5000};
+    job->items[0] =
+        (struct kvs_item){.key = {(const uint8_t *)"key", 3}, .slices = job->slices, .nslices = 1};
+    job->batch = (struct kvs_batch){.op = op,
+                                    .space = &job->space,
+                                    .lineage = {.id = {1, 1}},
+                                    .deadline_ns = sim_in_ms(&m->sim, 60000),
+                                    .items = job->items,
+                                    .nitems = 1,
+                                    .done = on_one};
+    if (op == KVS_PUT) {
+        test_value_fill(m->memory.base, 5000, job->space.tenant, "key", 3, tenant);
+    } else {
+        memset(m->memory.base, TEST_PREFILL, 5000);
+    }
+    cr_assert_eq(kvs_client_submit(m->client, &job->batch), KVB_OK);
+    cr_assert(sim_run_until(&m->sim, is_done, job, 1000));
+    if (op == KVS_GET && job->items[0].status == KVB_OK) {
+        cr_assert_eq(test_value_check(m->memory.base, 5000, job->space.tenant, "key", 3, tenant),
+                     5000);
+    }
+    return job->items[0].status;
+}
+
+/* More than any table on the way remembers at once, with names of one length and one key. */
+Test(client_model, very_many_tenants_are_apart)
+{
+    struct model *m = malloc(sizeof *m);
+    open_model(m, 16, 16ull << 20);
+    for (uint32_t t = 0; t < 600; t++) {
+        cr_assert_eq(one(m, KVS_GET, t), KVB_ERR_NOT_FOUND, "tenant %u", t);
+        cr_assert_eq(one(m, KVS_PUT, t), KVB_OK, "tenant %u", t);
+    }
+    for (uint32_t t = 0; t < 600; t += 2) {
+        cr_assert_eq(one(m, KVS_REMOVE, t), KVB_OK);
+    }
+    for (uint32_t t = 0; t < 600; t++) {
+        cr_assert_eq(one(m, KVS_GET, t), t % 2 == 0 ? KVB_ERR_NOT_FOUND : KVB_OK, "tenant %u", t);
+    }
     close_model(m);
     free(m);
 }
