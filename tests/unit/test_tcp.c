@@ -498,6 +498,7 @@ Test(tcp, lanes_to_an_old_life_are_left_when_a_new_one_is_met)
     cr_assert_eq(rig.downs, 1);
     cr_assert_eq(rig.ups, 2);
     cr_assert_eq(rig.hello.incarnation, 99);
+    cr_assert_eq(rig.node.sessions, 0, "nothing stands to the old one");
     cr_assert_eq(tcp_sim_run(&rig, RIG_ECHO, 0, 0), KVB_OK);
     kvt_transport_destroy(rig.peer);
     rig.peer = NULL;

@@ -151,7 +151,8 @@ Test(tcp_faults, a_silent_node_fails_its_transfers_within_the_bound_and_comes_ba
                 cr_assert(job.status == KVB_ERR_DISCONNECTED || job.status == KVB_OK);
                 cr_assert_eq(rig.downs, 1);
                 cr_assert_eq(rig.why, KVB_ERR_TIMEOUT);
-                cr_assert_eq(tcp_sim_run(&rig, RIG_ECHO, 0, 0), KVB_ERR_UNAVAILABLE, "at once");
+                tcp_job_init(&job, &rig, RIG_ECHO, 0, 0);
+                cr_assert_eq(tcp_job_start(&job), KVB_ERR_UNAVAILABLE, "at once");
                 sim_advance(&rig.sim, 20000);
                 cr_assert_eq(rig.downs, 1, "once per outage");
                 fall_silent(&rig, &silences[s], false);
