@@ -70,7 +70,8 @@ struct kvt_tcp_peer_ops {
 struct kvt_tcp_peer_config {
     struct kvt_tcp_common common;
     const char *address;     /* copied */
-    uint32_t lanes;          /* 1 to 4; 0: 4. Opened when there is work for them; one always */
+    uint32_t lanes;          /* 1 to 4; 0: 4. Opened when there is work for them; one always, and
+                                that one keeps free of large bodies while there are others */
     uint32_t in_flight_max;  /* transfers; 0: 1,024 */
     uint64_t bytes_max;      /* of their bodies together; 0: 256 MiB; a single one always goes */
     uint32_t backoff_ms;     /* first wait before connecting again; 0: 50 */
