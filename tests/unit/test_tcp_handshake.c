@@ -308,6 +308,34 @@ Test(tcp_handshake, nothing_but_the_next_message_is_taken)
     tcp_sim_close(&rig);
 }
 
+Test(tcp_handshake, nobody_is_served_before_the_proof)
+{
+    struct tcp_sim rig;
+    tcp_sim_open(&rig, NULL);
+    struct kvt_extent extent = {0, 100};
+    struct tcp_head head = {.frame = {.type = RIG_GET, .seq = 1}, .text_len = sizeof extent};
+    uint8_t question[TCP_HEAD_LEN + sizeof extent];
+    tcp_head_pack(&head, &extent, question);
+    for (int after_hello = 0; after_hello < 2; after_hello++) {
+        struct tcp_raw raw;
+        tcp_raw_connect(&raw, &rig);
+        if (after_hello) {
+            tcp_raw_hello(&raw, &rig, &rig.common);
+            sim_settle(&rig.sim);
+            (void)tcp_raw_take(&raw, NULL);
+        }
+        (void)tcp_raw_say(&raw, question, sizeof question);
+        sim_settle(&rig.sim);
+        cr_assert(raw.over);
+        cr_assert_eq(raw.in_len, 0);
+        tcp_raw_close(&raw);
+        sim_settle(&rig.sim);
+    }
+    cr_assert_eq(rig.node.gets, 0);
+    cr_assert_eq(tcp_sim_node_stats(&rig).transfers, 0);
+    tcp_sim_close(&rig);
+}
+
 Test(tcp_handshake, connections_are_limited_in_all_and_from_one_place)
 {
     for (int each = 0; each < 2; each++) {
