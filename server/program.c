@@ -53,6 +53,19 @@ kvb_status_t kvp_program_begin(const char *log_level, const char *log_format, co
     return choose_fault(fault);
 }
 
+kvb_status_t kvp_program_memory(uint64_t bytes)
+{
+    long pages = sysconf(_SC_PHYS_PAGES);
+    long page = sysconf(_SC_PAGESIZE);
+    if (pages > 0 && page > 0 && bytes / (uint64_t)page > (uint64_t)pages) {
+        KVB_LOG(ERROR, "store-bytes is more memory than this machine has",
+                KVB_U64("store_bytes", bytes),
+                KVB_U64("memory_bytes", (uint64_t)pages * (uint64_t)page));
+        return KVB_ERR_NO_MEMORY;
+    }
+    return KVB_OK;
+}
+
 /* ---- addresses ---- */
 
 static void join_address(const char *before, const char *host, uint16_t port,

@@ -16,6 +16,9 @@
 KVB_MUST_USE kvb_status_t kvp_program_begin(const char *log_level, const char *log_format,
                                             const char *fault);
 
+/* A share of so many bytes fits into this machine. NO_MEMORY: it does not; logged. */
+KVB_MUST_USE kvb_status_t kvp_program_memory(uint64_t bytes);
+
 /* A listener at HOST:PORT (checked before), and the address of it: with the port it got. */
 #define KVP_ADDRESS_MAX 256
 KVB_MUST_USE kvb_status_t kvp_program_listen(const char *listen, int *fd_p,

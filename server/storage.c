@@ -51,7 +51,10 @@ static kvb_status_t create_share(struct kvp_storage *storage)
                                            .shards = (uint32_t)config->shards};
     const struct kvs_node_config node = {.ticket_ms = kvb_fault_run() ? 0 : config->transfer_bound,
                                          .hold_ms = config->hold};
-    kvb_status_t status = kvs_share_create(sched->random, &share, &storage->share);
+    kvb_status_t status = kvp_program_memory(config->store_bytes);
+    if (status == KVB_OK) {
+        status = kvs_share_create(sched->random, &share, &storage->share);
+    }
     if (status != KVB_OK) {
         return status;
     }

@@ -269,7 +269,10 @@ static kvb_status_t create_share(struct kvp_store *store)
                                            .shards = (uint32_t)config->shards,
                                            .huge_pages = config->huge_pages,
                                            .prefault = config->prefault};
-    kvb_status_t status = kvs_share_create(sched->random, &share, &store->share);
+    kvb_status_t status = config->huge_pages ? KVB_OK : kvp_program_memory(config->store_bytes);
+    if (status == KVB_OK) {
+        status = kvs_share_create(sched->random, &share, &store->share);
+    }
     if (status != KVB_OK) {
         return status;
     }

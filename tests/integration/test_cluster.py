@@ -283,6 +283,9 @@ class Cluster(harness.Case):
                 "127.0.0.1:0", "--secret-file", "/nonexistent")
         refused(1, "nr_hugepages", "store", "--listen", "127.0.0.1:0", "--cluster-listen",
                 "127.0.0.1:0", "--huge-pages", "--store-bytes", "1TiB")
+        for program in (["store", "--cluster-listen", "127.0.0.1:0"], ["serve"]):
+            refused(1, "more memory than this machine has", *program, "--listen", "127.0.0.1:0",
+                    "--store-bytes", "60TiB", "--shards", "256")
         refused(2, "one of: auto tcp loopback", "serve", "--transport", "rdma")
         refused(2, "--cluster-listen", "serve", "--etcd", etcd.endpoints)
         self.clean(store)

@@ -173,7 +173,8 @@ void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
 {
     const struct kvs_space space = {"default", "layout-1"};
     if (coordinator->instance_text != NULL) {
-        each(arg, "far", &space, 7, coordinator->instance_text);
+        each(arg, coordinator->instance_name != NULL ? coordinator->instance_name : "far", &space,
+             7, coordinator->instance_text);
     }
 }
 

@@ -325,6 +325,17 @@ Test(cluster, a_node_that_is_told_of_is_used_and_the_own_share_without_a_socket)
     cr_expect_not(member("a")->readable_only);
 }
 
+Test(cluster, a_stranger_of_the_same_name_does_not_take_the_place_of_the_own_share)
+{
+    make(true, true);
+    tell("own", "elsewhere:1", 100, 2, true);
+    cr_expect_eq(ncreated, 0);
+    cr_expect_eq(member("own")->node, &local);
+    cr_expect_not(member("own")->readable_only);
+    watch->node_gone(watch_ctx, "own");
+    cr_expect_eq(member("own")->node, &local);
+}
+
 Test(cluster, a_store_node_uses_no_other)
 {
     make(true, false);
