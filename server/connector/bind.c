@@ -187,6 +187,9 @@ static void on_coord_answer(struct kvs_coord_request *request, kvb_status_t stat
         free(call);
         return;
     }
+    if (status == KVB_ERR_NO_MEMORY) {
+        kvp_instance_schedule_reconcile(instance); /* asks again */
+    }
     switch (call->what) {
     case KVP_DO_RESOLVE:
     case KVP_DO_STEP: {
@@ -233,8 +236,8 @@ static struct coord_call *coord_call(struct kvp_instance *instance, enum kvp_lin
 
 static void no_memory(struct kvp_instance *instance, const struct kvp_lineage_action *action)
 {
-    /* As if it could not be reached: asked again when something next changes. */
     struct kvb_lineage none = {{0, 0}};
+    kvp_instance_schedule_reconcile(instance); /* asks again */
     switch (action->what) {
     case KVP_DO_RESOLVE:
     case KVP_DO_STEP:
@@ -384,10 +387,19 @@ static void on_reachable(void *ctx, bool reachable)
     kvp_instance_changed(instance);
 }
 
+static void on_lost(void *ctx)
+{
+    struct kvp_instance *instance = ctx;
+    kvp_instance_event(instance, "coordinator", "lost");
+    KVP_LINEAGE(instance, lost, kvp_instance_random(instance));
+    kvp_instance_changed(instance);
+}
+
 const struct kvs_member_ops kvp_bind_member_ops = {
     .told = on_told,
     .told_tenant = on_told_tenant,
     .reachable = on_reachable,
+    .lost = on_lost,
 };
 
 void kvp_bind_destroy(struct kvp_instance *instance)

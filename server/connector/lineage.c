@@ -128,7 +128,7 @@ bool kvp_lineage_open(const struct kvp_lineage *l)
 static bool may_join(const struct kvp_lineage *l)
 {
     return l->attached && l->coordinator && l->reachable && l->ack != KVP_ACK_LEFT && l->resident &&
-           !l->update && !l->echoed && !l->reset_owned && l->nretired == 0;
+           !l->update && !l->echoed && !l->reset_owned && l->nretired == 0 && !l->starved;
 }
 
 static bool may_fingerprint(const struct kvp_lineage *l)
@@ -235,7 +235,7 @@ static void settle(struct kvp_lineage *l, struct kvp_lineage_out *out)
     if (!l->attached) {
         return;
     }
-    if (l->nretired > 0 && l->retire_ask == 0 && l->coordinator && l->reachable &&
+    if (l->nretired > 0 && l->retire_ask == 0 && l->coordinator && l->reachable && !l->starved &&
         l->ack != KVP_ACK_LEFT && !l->reset_owned) {
         l->retire_ask = ask_next(l);
         l->retiring = l->nretired;
@@ -421,6 +421,7 @@ void kvp_lineage_disown(struct kvp_lineage *l, struct kvp_lineage_out *out)
 void kvp_lineage_report(struct kvp_lineage *l, struct kvp_lineage_out *out)
 {
     l->reset_refused = false;
+    l->starved = false;
     settle(l, out);
 }
 
@@ -567,6 +568,13 @@ void kvp_lineage_stopped(struct kvp_lineage *l, bool stopped, struct kvp_lineage
 
 /* ---- the coordinator ---- */
 
+/* What failed is asked again when it is back; that, or the next report, is when. */
+static void note_failure(struct kvp_lineage *l, kvb_status_t status)
+{
+    l->reachable = l->reachable && status != KVB_ERR_UNAVAILABLE;
+    l->starved = l->starved || status == KVB_ERR_NO_MEMORY;
+}
+
 void kvp_lineage_resolved(struct kvp_lineage *l, uint32_t ask, kvb_status_t status,
                           struct kvb_lineage lineage, const struct kvb_random *random,
                           struct kvp_lineage_out *out)
@@ -580,14 +588,12 @@ void kvp_lineage_resolved(struct kvp_lineage *l, uint32_t ask, kvb_status_t stat
             l->aligned = false; /* never joins late */
             drop_name(l);
             l->unnamed = KVP_PRIVATE_OUT_OF_STEP;
-        } else if (status == KVB_ERR_UNAVAILABLE) {
+        } else if (status == KVB_ERR_UNAVAILABLE || status == KVB_ERR_NO_MEMORY) {
             l->want_join = true;
         } else {
             l->unnamed = KVP_PRIVATE_REFUSED;
         }
-        if (status == KVB_ERR_UNAVAILABLE) {
-            l->reachable = false;
-        }
+        note_failure(l, status);
         settle(l, out);
         return;
     }
@@ -654,7 +660,7 @@ void kvp_lineage_retired(struct kvp_lineage *l, uint32_t ask, kvb_status_t statu
             send(l, out); /* the engine need not keep them any more */
         }
     } else {
-        l->reachable = false; /* kept; reachable(true) delivers it */
+        note_failure(l, status == KVB_ERR_UNAVAILABLE ? status : KVB_ERR_NO_MEMORY); /* kept */
     }
     l->retiring = 0;
     settle(l, out);
@@ -700,6 +706,15 @@ void kvp_lineage_reachable(struct kvp_lineage *l, bool reachable, struct kvp_lin
     if (back && kvp_lineage_named(l) && l->check_ask == 0 && !l->echoed) {
         check(l, out);
     }
+    settle(l, out);
+}
+
+void kvp_lineage_lost(struct kvp_lineage *l, const struct kvb_random *random,
+                      struct kvp_lineage_out *out)
+{
+    l->reachable = false;
+    l->aligned = false; /* a reset of the tenant may pass unheard */
+    leave_for(l, KVP_LEAVE_LOST, random, out);
     settle(l, out);
 }
 

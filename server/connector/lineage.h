@@ -26,6 +26,7 @@
     X(RESET, true, "reset_external")                                                               \
     X(TOLD, true, "retired")                                                                       \
     X(TENANT, true, "tenant_reset")                                                                \
+    X(LOST, true, "coordinator_lost")                                                              \
     X(UPDATE_BEGINS, false, "update_begins")                                                       \
     X(UPDATE_ENDS, false, "update_ends")                                                           \
     X(WRITTEN, false, "weights_written")                                                           \
@@ -116,6 +117,7 @@ struct kvp_lineage {
 
     /* the coordinator */
     bool reachable;
+    bool starved;      /* it found no memory: asked again at the next report */
     uint32_t nretired; /* retirements it has not got yet; also kept by the engine */
     uint32_t retiring; /* how many of them retire_ask carries */
     uint32_t retire_ask;
@@ -203,7 +205,7 @@ void kvp_lineage_local_reset(struct kvp_lineage *l, uint32_t ask, kvb_status_t s
                              struct kvp_lineage_out *out);
 /* The operation that owned the local reset is over, however it went. */
 void kvp_lineage_disown(struct kvp_lineage *l, struct kvp_lineage_out *out);
-/* The engine holds no block, or something changed: a refused reset may be tried again. */
+/* The engine holds no block, or something changed: what was refused may be tried again. */
 void kvp_lineage_report(struct kvp_lineage *l, struct kvp_lineage_out *out);
 
 void kvp_lineage_update_begins(struct kvp_lineage *l, const struct kvb_random *random,
@@ -234,6 +236,9 @@ void kvp_lineage_told(struct kvp_lineage *l, struct kvb_lineage lineage, uint64_
 void kvp_lineage_told_tenant(struct kvp_lineage *l, uint64_t retirement,
                              const struct kvb_random *random, struct kvp_lineage_out *out);
 void kvp_lineage_reachable(struct kvp_lineage *l, bool reachable, struct kvp_lineage_out *out);
+/* Out of reach for so long that others may be told that it has left (kvs_member_ops.lost). */
+void kvp_lineage_lost(struct kvp_lineage *l, const struct kvb_random *random,
+                      struct kvp_lineage_out *out);
 
 /* ---- derived ---- */
 bool kvp_lineage_open(const struct kvp_lineage *l);

@@ -119,6 +119,8 @@ struct inst {
 struct state {
     struct inst in[2];
     bool reach[2];
+    bool leased[2]; /* by its own clock its lease has not ended */
+    bool gone[2];   /* the coordinator has dropped it with its lease */
     uint8_t nnames;
     struct {
         uint8_t name, members;
@@ -129,7 +131,7 @@ struct state {
         uint64_t lineage;
         uint8_t mask;
     } objs[8], puts[2];
-    uint8_t waiting[8]; /* retirement -> members that have not left */
+    uint8_t waiting[8]; /* retirement -> members that have not left; bits 2, 3: earlier lives */
     uint8_t nretirements;
     uint8_t budget[B_COUNT];
 };
@@ -272,7 +274,44 @@ static void tell(struct state *s, int j, uint64_t lineage, uint8_t retirement, b
     kvb_assert(y->ntold < 4);
     y->told[y->ntold++] =
         (struct told){.lineage = lineage, .retirement = retirement, .tenant = tenant};
-    s->waiting[retirement] |= (uint8_t)(1 << j);
+    s->waiting[retirement] |= (uint8_t)(!s->gone[j] << j);
+}
+
+/* What the coordinator has of a member (or of an earlier life of it) ends with its lease. */
+static void end_lease(struct state *s, int bit)
+{
+    for (int n = 0; n < s->nnames; n++) {
+        s->names[n].members &= (uint8_t) ~(1 << bit);
+    }
+    for (int r = 0; r < 8; r++) {
+        s->waiting[r] &= (uint8_t) ~(1 << bit);
+    }
+}
+
+static bool counts(const struct state *s, int bit)
+{
+    bool any = false;
+    for (int n = 0; n < s->nnames; n++) {
+        any = any || (s->names[n].members >> bit & 1) != 0;
+    }
+    for (int r = 0; r < 8; r++) {
+        any = any || (s->waiting[r] >> bit & 1) != 0;
+    }
+    return any;
+}
+
+/* The daemon is gone; the coordinator does not know it yet. */
+static void make_earlier(struct state *s, int i)
+{
+    for (int n = 0; n < s->nnames; n++) {
+        uint8_t bit = s->names[n].members >> i & 1;
+        s->names[n].members = (uint8_t)((s->names[n].members & ~(1 << i)) | bit << (i + 2));
+    }
+    for (int r = 0; r < 8; r++) {
+        uint8_t bit = s->waiting[r] >> i & 1;
+        s->waiting[r] = (uint8_t)((s->waiting[r] & ~(1 << i)) | bit << (i + 2));
+    }
+    s->leased[i] = s->gone[i] = false;
 }
 
 static uint8_t new_retirement(struct state *s)
@@ -291,6 +330,7 @@ static void unbind_lineage(struct state *s, uint64_t lineage, int asker, uint8_t
             if ((s->names[n].members >> j & 1) != 0 && j != asker) {
                 tell(s, j, lineage, retirement, false);
             }
+            s->waiting[retirement] |= s->names[n].members & (uint8_t)(4 << j); /* nobody answers */
         }
         unbind(s, n);
     }
@@ -731,6 +771,7 @@ static void crash_daemon(struct state *s, int i)
 {
     struct inst *x = &s->in[i];
     x->up = false;
+    make_earlier(s, i);
     if (x->op == OP_RETIRE || x->op == OP_RESET || x->op == OP_RESET2) {
         mark(s, i, 0);
     }
@@ -762,6 +803,7 @@ static void start_daemon(struct state *s, int i)
     drawing = s;
     kvp_lineage_init(&x->l, true, KVP_UNVERSIONED_OFF, &draw);
     x->l.reachable = s->reach[i];
+    s->leased[i] = s->reach[i];
     hello(s, i, false);
 }
 
@@ -1057,12 +1099,15 @@ static void cache_events(const struct state *s, int i)
         uint8_t retirement = new_retirement(&work);
         for (int j = 0; j < 2; j++) {
             struct inst *o = &work.in[j];
-            y->lins[y->nlins++] = o->up ? o->l.lineage.id.lo : o->el;
-            premark(o, i);
+            /* One that the coordinator has dropped left before; it is told when it is back. */
+            if (!work.gone[j]) {
+                y->lins[y->nlins++] = o->up ? o->l.lineage.id.lo : o->el;
+                premark(o, i);
+            }
             if (o->up) {
                 tell(&work, j, 0, retirement, true);
             } else {
-                work.waiting[retirement] |= (uint8_t)(1 << j);
+                work.waiting[retirement] |= (uint8_t)(4 << j);
             }
         }
         while (work.nnames > 0) {
@@ -1102,8 +1147,14 @@ static void reach_events(const struct state *s, int i)
         work.reach[i] = false;
         EVENT(&work, i, reachable, false);
     });
+    TRY(!s->reach[i] && s->leased[i] && lens->budget[B_lease] > 0,
+        "its lease has ended by its own clock", i, {
+            work.leased[i] = false;
+            EVENT(&work, i, lost, &draw);
+        });
     TRY(!s->reach[i], "coordinator reachable again", i, {
-        work.reach[i] = true;
+        work.reach[i] = work.leased[i] = true;
+        work.gone[i] = false;
         EVENT(&work, i, reachable, true);
     });
 }
@@ -1169,13 +1220,14 @@ static void successors(const struct state *s)
         reach_events(s, i);
     }
     for (int i = 0; i < 2; i++) {
-        for (int n = 0; n < s->nnames && s->budget[B_lease] > 0; n++) {
-            TRY((!s->reach[i] || !s->in[i].up) && (s->names[n].members >> i & 1) != 0,
-                "lease ends at the coordinator", i, {
-                    work.budget[B_lease]--;
-                    work.names[n].members &= (uint8_t) ~(1 << i);
-                });
-        }
+        TRY(s->in[i].up && !s->leased[i] && !s->gone[i] && s->budget[B_lease] > 0,
+            "lease ends at the coordinator", i, {
+                work.budget[B_lease]--;
+                work.gone[i] = true;
+                end_lease(&work, i);
+            });
+        TRY(counts(s, i + 2), "lease of an earlier life ends at the coordinator", i,
+            { end_lease(&work, i + 2); });
     }
     for (int n = 0; n < s->nnames && lens->budget[B_lease] > 0; n++) {
         TRY(s->names[n].members == 0, "a name is forgotten", 0, { unbind(&work, n); });
@@ -1241,7 +1293,8 @@ static bool known_id(const struct renaming *r, uint64_t id)
     X(1, opted_out)                                                                                \
     X(1, fingerprint_failed)                                                                       \
     X(1, reachable)                                                                                \
-    X(1, retire_name) X(2, tracks) X(2, fingerprints) X(2, coordinator) X(2, written_since_step)
+    X(1, retire_name)                                                                              \
+    X(2, tracks) X(2, fingerprints) X(2, coordinator) X(2, written_since_step) X(2, starved)
 
 static void pack_lineage(const struct kvp_lineage *l, struct packed_lineage *p, struct renaming *r,
                          uint8_t asks[6])
@@ -1476,8 +1529,9 @@ static void pack(const struct state *given, struct packed *p)
     }
     memcpy(p->waiting, s->waiting, sizeof p->waiting);
     p->nretirements = s->nretirements;
-    p->reach[0] = s->reach[0];
-    p->reach[1] = s->reach[1];
+    for (int i = 0; i < 2; i++) {
+        p->reach[i] = (uint8_t)(s->reach[i] | s->leased[i] << 1 | s->gone[i] << 2);
+    }
     memcpy(p->budget, s->budget, sizeof p->budget);
 }
 
@@ -1570,8 +1624,11 @@ static void unpack(const struct packed *p, struct state *s)
     }
     memcpy(s->waiting, p->waiting, sizeof s->waiting);
     s->nretirements = p->nretirements;
-    s->reach[0] = p->reach[0];
-    s->reach[1] = p->reach[1];
+    for (int i = 0; i < 2; i++) {
+        s->reach[i] = p->reach[i] & 1;
+        s->leased[i] = p->reach[i] >> 1 & 1;
+        s->gone[i] = p->reach[i] >> 2 & 1;
+    }
     memcpy(s->budget, p->budget, sizeof s->budget);
 }
 
@@ -1585,8 +1642,13 @@ static bool settle_once(struct state *s, int i)
         return true;
     }
     if (!s->reach[i]) {
-        s->reach[i] = true;
+        s->reach[i] = s->leased[i] = true;
+        s->gone[i] = false;
         EVENT(s, i, reachable, true);
+        return true;
+    }
+    if (counts(s, i + 2)) {
+        end_lease(s, i + 2);
         return true;
     }
     if (x->nq > 0) {
@@ -1768,6 +1830,7 @@ static void start_state(struct state *s)
     bool joined = !lens->private_;
     memcpy(s->budget, lens->budget, sizeof s->budget);
     s->reach[0] = s->reach[1] = true;
+    s->leased[0] = s->leased[1] = true;
     uint8_t name = lens->names == VER ? 10 : lens->names == FP ? 30 : 20;
     for (int i = 0; i < 2; i++) {
         struct inst *x = &s->in[i];
@@ -1902,6 +1965,14 @@ static const struct lens lenses[] = {
      WHO([B_ten] = A_ONLY, [B_pau] = A_ONLY, [B_req] = A_ONLY)},
     {"lease", VER, BUD([B_req] = 2, [B_part] = 1, [B_lease] = 1, [B_upd] = 1), .maxw = 1,
      WHO([B_part] = A_ONLY, [B_upd] = B_ONLY)},
+    {"lease-reset", VER, BUD([B_req] = 2, [B_part] = 1, [B_lease] = 1, [B_rst] = 1),
+     WHO([B_part] = B_ONLY, [B_rst] = A_ONLY)},
+    {"lease-reset-track", FP, BUD([B_req] = 2, [B_part] = 1, [B_lease] = 1, [B_rst] = 1),
+     .tracks = true, WHO([B_part] = B_ONLY, [B_rst] = A_ONLY)},
+    {"lease-reset-cd", VER, BUD([B_req] = 2, [B_part] = 1, [B_lease] = 1, [B_rst] = 1, [B_cd] = 1),
+     WHO([B_part] = B_ONLY, [B_rst] = A_ONLY, [B_cd] = B_ONLY, [B_req] = B_ONLY)},
+    {"lease-tenant", VER, BUD([B_req] = 2, [B_part] = 1, [B_lease] = 1, [B_ten] = 1),
+     WHO([B_part] = B_ONLY, [B_ten] = A_ONLY)},
     {"const", CONST_NAME, BUD([B_req] = 2, [B_upd] = 2, [B_give] = 1), .maxw = 2, .private_ = true,
      WHO([B_give] = A_ONLY, [B_req] = A_ONLY)},
     {"const-cd", CONST_NAME, BUD([B_req] = 2, [B_upd] = 2, [B_cd] = 1, [B_give] = 1), .maxw = 1,
@@ -1918,6 +1989,8 @@ static const struct lens lenses[] = {
      WHO([B_req] = A_ONLY, [B_cd] = A_ONLY, [B_ten] = A_ONLY, [B_part] = A_ONLY)},
     {"live-lease", VER, BUD([B_part] = 1, [B_lease] = 1, [B_pau] = 1, [B_give] = 1), .live = true,
      WHO([B_part] = A_ONLY, [B_pau] = B_ONLY, [B_give] = B_ONLY)},
+    {"live-lease-reset", FP, BUD([B_part] = 2, [B_lease] = 1, [B_rst] = 1), .live = true,
+     WHO([B_part] = B_ONLY, [B_rst] = A_ONLY)},
     {"live-sleep", FP, BUD([B_req] = 1, [B_slp] = 1, [B_real] = 1, [B_cd] = 1, [B_ce] = 1),
      .maxw = 1, .live = true, .keep = true,
      WHO([B_slp] = A_ONLY, [B_cd] = A_ONLY, [B_ce] = A_ONLY, [B_req] = A_ONLY)},

@@ -130,7 +130,7 @@ try told_answers_after_acknowledgement rule \
         for' '{
         for'
 try retirement_before_join rule \
-    '!l->reset_owned && l->nretired == 0;' '!l->reset_owned;'
+    '!l->reset_owned && l->nretired == 0 && !l->starved;' '!l->reset_owned && !l->starved;'
 try retirement_kept_by_engine "reset-part-cd" 'msg_p->nretired = l->nretired;' 'msg_p->nretired = 0;'
 try retirement_taken_back "reset-part-cd" 'i < hello->nretired && l->coordinator' 'i < 0'
 try retires_own_lineage rule 'retire_later(l, l->lineage);' ''
@@ -138,6 +138,11 @@ try retires_last_name "reset-pause reset-pause-part" \
     'retire_later(l, l->last_lineage);
         l->retire_name = l->last_name[0] != '"'\\0'"';' ''
 try tenant_reset_leaves "tenant" 'leave_for(l, KVP_LEAVE_TENANT, random, out);' ''
+try lost_leaves "lease-reset lease-tenant" 'leave_for(l, KVP_LEAVE_LOST, random, out);' '(void)random;'
+try lost_keeps_the_name rule '[KVP_LEAVE_##name] = (keeps),' '[KVP_LEAVE_##name] = (keeps) && KVP_LEAVE_##name != KVP_LEAVE_LOST,'
+try lost_is_out_of_step rule 'l->aligned = false; /* a reset of the tenant may pass unheard */' ''
+try starved_waits_for_a_report rule '!l->starved &&
+        l->ack' 'l->ack'
 try join_only_awake rule \
     'l->ack != KVP_ACK_LEFT && l->resident &&
            !l->update && !l->echoed && !l->reset_owned' \

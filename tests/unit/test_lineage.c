@@ -559,6 +559,62 @@ Test(lineage, back_in_touch_it_compares_and_leaves_what_is_not_bound_any_more)
     cr_assert(asked(KVP_DO_RESOLVE)); /* the weights did not change */
 }
 
+Test(lineage, one_that_the_coordinator_may_have_given_up_leaves_named_or_private)
+{
+    for (int named = 0; named <= 1; named++) {
+        if (named) {
+            join_version("v");
+        } else {
+            attach(false);
+        }
+        struct kvb_token token = l.token;
+        struct kvb_lineage before = l.lineage;
+        DO(reachable, false);
+        cr_assert(kvp_lineage_open(&l), "an outage alone closes nothing");
+        DO(lost, &draw);
+        cr_assert_not(kvb_token_equal(token, l.token));
+        cr_assert_not(kvb_lineage_equal(before, l.lineage));
+        cr_assert_not(kvp_lineage_named(&l));
+        cr_assert_not(kvp_lineage_open(&l));
+        answer();
+        cr_assert(kvp_lineage_open(&l), "private");
+        cr_assert_not(kvp_lineage_named(&l));
+        DO(reachable, true);
+        cr_assert_eq(asked(KVP_DO_RESOLVE) != 0, named, "the weights did not change");
+        cr_assert_not(asked(KVP_DO_CHECK));
+    }
+    join_version("v");
+    DO(reachable, false);
+    DO(reachable, true);
+    uint32_t check = l.check_ask;
+    DO(lost, &draw);
+    struct kvb_lineage after = l.lineage;
+    DO(checked, check, KVB_OK, true, &draw);
+    cr_assert(kvb_lineage_equal(after, l.lineage));
+    cr_assert_not(kvp_lineage_named(&l), "what was asked before is void");
+}
+
+Test(lineage, what_found_no_memory_is_asked_again_at_the_next_report)
+{
+    join_version("v");
+    DO(leave, KVP_LEAVE_RESET, true, &draw);
+    DO(acked, l.send_ask);
+    DO(local_reset, kvp_lineage_reset_begin(&l), KVB_OK);
+    DO(retired, l.retire_ask, KVB_ERR_NO_MEMORY);
+    cr_assert(l.reachable, "nobody would say that it is back");
+    cr_assert_eq(l.nretired, 1);
+    cr_assert_not(asked(KVP_DO_RETIRE), "not at once");
+    cr_assert_not(asked(KVP_DO_RESOLVE), "and nothing goes before it");
+    DO(report);
+    cr_assert(asked(KVP_DO_RETIRE));
+    DO(retired, l.retire_ask, KVB_OK);
+    cr_assert(asked(KVP_DO_RESOLVE));
+    DO(resolved, l.resolve_ask, KVB_ERR_NO_MEMORY, lin(0), &draw);
+    cr_assert_not(asked(KVP_DO_RESOLVE));
+    DO(report);
+    cr_assert(asked(KVP_DO_RESOLVE));
+}
+
 /* ---- attaching ---- */
 
 static struct kvp_lineage_hello echo_of(const char *name)
@@ -757,17 +813,22 @@ Test(lineage, unversioned_a_repeated_event_is_no_second_step)
 
 Test(lineage, unversioned_who_misses_the_coordinator_is_out_of_step_and_never_joins_late)
 {
-    for (int way = 0; way < 3; way++) {
+    for (int way = 0; way < 4; way++) {
         attach_unversioned(KVP_UNVERSIONED_FINISH);
         DO(told_tenant, 9, &draw);
         answer();
-        if (way == 0) {
+        if (way == 0 || way == 3) {
             DO(reachable, false);
+        }
+        if (way == 3) { /* back in time, but a reset may have passed unheard */
+            DO(lost, &draw);
+            answer();
+            DO(reachable, true);
         }
         DO(update_begins, &draw);
         answer();
         DO(update_ends, true, true, &draw);
-        if (way > 0) {
+        if (way == 1 || way == 2) {
             DO(acked, l.send_ask);
             DO(resolved, l.resolve_ask, way == 1 ? KVB_ERR_UNAVAILABLE : KVB_ERR_FENCED, lin(1),
                &draw);
