@@ -297,8 +297,8 @@ void kvs_retire_replay(struct etcd *etcd, const struct watcher *watcher);
 void kvs_retire_catch_up(struct member *member);
 /* Members left, or are gone: who waits for them? */
 void kvs_retire_settle(struct etcd *etcd);
-/* Since when names have had no members: noted for those that have some. */
-void kvs_retire_note_members(struct etcd *etcd);
+/* Names that have members: since_ns is now, which it gives; the others' is earlier. */
+uint64_t kvs_retire_note_members(struct etcd *etcd);
 void kvs_retire_sweep(struct etcd *etcd);
 /* It closes: it is told nothing any more, and what it asked for goes on without it. */
 void kvs_retire_close(struct member *member);

@@ -210,8 +210,7 @@ void kvs_member_uncounted(struct member *member)
 static void forget_one(struct etcd *etcd)
 {
     const struct kvs_entry *oldest = NULL;
-    uint64_t now_ns = kvb_now_ns(etcd->sched->clock);
-    kvs_retire_note_members(etcd);
+    uint64_t now_ns = kvs_retire_note_members(etcd);
     for (uint32_t i = 0; i < etcd->mirror.kinds[KVS_KEY_NAME].n; i++) {
         const struct kvs_entry *entry = etcd->mirror.kinds[KVS_KEY_NAME].entries[i];
         if (entry->since_ns < now_ns && (oldest == NULL || entry->since_ns < oldest->since_ns)) {

@@ -978,7 +978,7 @@ void kvs_retire_forget(struct etcd *etcd, const struct kvs_entry *name)
     kvs_op_beside(&etcd->beside, op);
 }
 
-void kvs_retire_note_members(struct etcd *etcd)
+uint64_t kvs_retire_note_members(struct etcd *etcd)
 {
     uint64_t now_ns = kvb_now_ns(etcd->sched->clock);
     for (uint32_t i = 0; i < etcd->mirror.kinds[KVS_KEY_IN].n; i++) {
@@ -987,12 +987,12 @@ void kvs_retire_note_members(struct etcd *etcd)
             name->since_ns = now_ns;
         }
     }
+    return now_ns;
 }
 
 void kvs_retire_sweep(struct etcd *etcd)
 {
-    kvs_retire_note_members(etcd);
-    uint64_t now_ns = kvb_now_ns(etcd->sched->clock); /* not before any since_ns */
+    uint64_t now_ns = kvs_retire_note_members(etcd);
     for (uint32_t i = 0; i < etcd->mirror.kinds[KVS_KEY_NAME].n; i++) {
         struct kvs_entry *name = etcd->mirror.kinds[KVS_KEY_NAME].entries[i];
         if (now_ns - name->since_ns > etcd->grace_ms * KVB_NS_PER_MS) {
