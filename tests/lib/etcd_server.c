@@ -65,7 +65,7 @@ static void start_member(struct etcd_cluster *cluster, uint32_t i)
         cluster->members[i].peer_url, "--initial-cluster", peers, "--initial-cluster-token",
         cluster->dir,
         /* leases as short as they come */
-        "--heartbeat-interval", "20", "--election-timeout", "200", "--logger", "zap",
+        "--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap",
         "--log-outputs", log};
     for (size_t w = 0; w < sizeof words / sizeof words[0]; w++) {
         argv[n++] = words[w];

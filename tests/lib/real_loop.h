@@ -23,6 +23,7 @@ struct real_loop {
     unsigned events[REAL_WATCHES_MAX];
     uint32_t nwatches;
     uint64_t fail_watch_after; /* so many more watches succeed; UINT64_MAX: all */
+    uint64_t due_ns;           /* of the next turn */
 };
 
 static inline kvb_status_t real_watch_(struct kvb_io *io, struct kvb_io_watch *watch,
@@ -63,11 +64,19 @@ static inline void real_unwatch_(struct kvb_io *io, struct kvb_io_watch *watch)
 
 static const struct kvb_io_ops real_io_ops = {.watch = real_watch_, .unwatch = real_unwatch_};
 
+static inline void real_wake_(void *ctx)
+{
+    struct real_loop *loop = ctx;
+    loop->due_ns = 0;
+}
+
 static inline void real_init(struct real_loop *loop, uint64_t seed)
 {
     *loop = (struct real_loop){.fail_watch_after = UINT64_MAX};
     sim_init(&loop->sim, seed);
     loop->sim.sched.clock = &kvb_clock_real;
+    loop->sim.sched.wake = real_wake_;
+    loop->sim.sched.wake_ctx = loop;
     loop->io.ops = &real_io_ops;
 }
 
@@ -82,14 +91,13 @@ static inline uint64_t real_now_ns(void)
     return kvb_now_ns(&kvb_clock_real);
 }
 
-/* One look at the descriptors, waiting until end_ns or the next timer at most, and one turn. */
+/* A look at the descriptors, waiting until end_ns or the next timer at most, and a turn. */
 static inline void real_step(struct real_loop *loop, uint64_t end_ns)
 {
     struct pollfd fds[REAL_WATCHES_MAX];
     struct kvb_io_watch *watches[REAL_WATCHES_MAX];
-    uint64_t due_ns = sim_turn(&loop->sim);
     uint64_t now_ns = real_now_ns();
-    uint64_t until_ns = due_ns < end_ns ? due_ns : end_ns;
+    uint64_t until_ns = loop->due_ns < end_ns ? loop->due_ns : end_ns;
     uint64_t wait_ms =
         until_ns > now_ns ? (until_ns - now_ns + KVB_NS_PER_MS - 1) / KVB_NS_PER_MS : 0;
     uint32_t n = loop->nwatches;
@@ -100,10 +108,8 @@ static inline void real_step(struct real_loop *loop, uint64_t end_ns)
             .events = (short)(((loop->events[i] & KVB_IO_READ) != 0 ? POLLIN : 0) |
                               ((loop->events[i] & KVB_IO_WRITE) != 0 ? POLLOUT : 0))};
     }
-    if (poll(fds, n, wait_ms > 1000 ? 1000 : (int)wait_ms) <= 0) {
-        return;
-    }
-    for (uint32_t i = 0; i < n; i++) {
+    int nready = poll(fds, n, wait_ms > 1000 ? 1000 : (int)wait_ms);
+    for (uint32_t i = 0; i < n && nready > 0; i++) {
         unsigned ready = ((fds[i].revents & POLLIN) != 0 ? KVB_IO_READ : 0u) |
                          ((fds[i].revents & POLLOUT) != 0 ? KVB_IO_WRITE : 0u);
         ready |= (fds[i].revents & (POLLERR | POLLHUP)) != 0 ? KVB_IO_READ | KVB_IO_WRITE : 0u;
@@ -115,6 +121,7 @@ static inline void real_step(struct real_loop *loop, uint64_t end_ns)
             watches[i]->fn(watches[i], ready);
         }
     }
+    loop->due_ns = sim_turn(&loop->sim);
 }
 
 /* Until condition(arg); false: limit_ms of real time passed without it. */

@@ -1099,8 +1099,9 @@ static void cache_events(const struct state *s, int i)
         uint8_t retirement = new_retirement(&work);
         for (int j = 0; j < 2; j++) {
             struct inst *o = &work.in[j];
-            /* One that the coordinator has dropped left before; it is told when it is back. */
-            if (!work.gone[j]) {
+            /* One whose lease has ended has left; what it is in since then is its own until it is
+             * back, when it is told. */
+            if (!o->up || work.leased[j]) {
                 y->lins[y->nlins++] = o->up ? o->l.lineage.id.lo : o->el;
                 premark(o, i);
             }

@@ -160,7 +160,7 @@ static void on_etcd_pass(struct world *world, uint64_t ms)
 static const struct kind kinds[] = {
     {"embedded", 60000, true, 4100, embedded_open, embedded_close, embedded_set_reachable,
      embedded_go_on, embedded_pass},
-    {"etcd", 1000, false, 200, on_etcd_open, on_etcd_close, on_etcd_set_reachable, on_etcd_go_on,
+    {"etcd", 1000, false, 100, on_etcd_open, on_etcd_close, on_etcd_set_reachable, on_etcd_go_on,
      on_etcd_pass},
 };
 

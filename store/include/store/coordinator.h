@@ -87,7 +87,9 @@ void kvs_member_left(struct kvs_member *member, uint64_t retirement);
 void kvs_member_retire(struct kvs_member *member, const struct kvb_lineage *lineages, uint32_t n,
                        const char *name, uint64_t deadline_ns, struct kvs_coord_request *request);
 /* Every lineage of the tenant, and every instance of it leaves, named or private. member: who asks
- * and has left already (it is not told); NULL: every instance of the tenant is told. */
+ * and has left already (it is not told); NULL: every instance of the tenant is told. One that is
+ * lost (kvs_member_ops) is not waited for: it has left what it shared, and is told when it is back.
+ */
 void kvs_tenant_reset(struct kvs_coordinator *coordinator, const char *tenant,
                       struct kvs_member *member, uint64_t deadline_ns,
                       struct kvs_coord_request *request);
