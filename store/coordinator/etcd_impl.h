@@ -23,6 +23,8 @@ struct op_type {
     const char *name; /* for the log */
     /* Kept until it is done, through any outage; what fails for good is dropped. */
     bool lasting;
+    /* What it binds ends with the lease: an answer that comes after that end is none. */
+    bool leased;
     /* What it asks now. Other than OK: it ends with that, nothing is sent. */
     kvb_status_t (*build)(struct op *op, struct kvs_txn *txn);
     /* How it went. AGAIN: it is built and sent anew, a little later. PROTOCOL: a bad answer. */
@@ -40,10 +42,11 @@ struct op {
     struct kvs_http_call call;
     struct kvb_timer again;
     uint64_t deadline_ns;
-    uint32_t nthen, notherwise; /* of what was sent */
-    bool beside;                /* not of a queue */
+    json_t *then, *otherwise; /* what was sent */
+    bool beside;              /* not of a queue */
     bool started;
     uint64_t lease; /* under which it was sent */
+    uint64_t joins; /* etcd.joins then */
 
     char path[KVS_ETCD_PATH_MAX]; /* of the space, or of the tenant */
     char id[KVS_ETCD_ID_MAX];     /* of a retirement */
@@ -122,6 +125,7 @@ struct etcd {
 
     /* the session (etcd_session.c) */
     bool up;
+    uint64_t joins;          /* how often it was reached */
     uint64_t lease;          /* 0: none */
     uint64_t lease_until_ns; /* it has not ended before this, by our own clock */
     uint64_t lease_ttl_ms;
@@ -136,6 +140,7 @@ struct etcd {
     struct kvs_http_call join; /* the step of joining that runs */
     struct kvs_http_call beat;
     struct kvs_http_call ping;
+    json_t *ping_then; /* what it asks */
     uint64_t pings, ping_seen;
     struct kvs_http_stream stream;
     unsigned created; /* watches that etcd has confirmed: bits 1 and 2 */
@@ -256,6 +261,8 @@ void kvs_member_etcd_step(struct kvs_member *base, uint64_t epoch, uint64_t step
 kvb_status_t kvs_member_etcd_publish(struct kvs_member *base, const char *text);
 /* Makes it known to etcd, under the present lease; then its queue runs. */
 void kvs_member_register(struct member *member);
+/* Tells it whether etcd can be reached, behind all that was posted before. */
+void kvs_member_tell_reach(struct member *member);
 void kvs_member_up(struct member *member);
 void kvs_member_down(struct member *member, bool lost);
 void kvs_member_reap(struct member *member); /* closed: freed soon, when nothing is left to do */

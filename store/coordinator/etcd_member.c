@@ -282,7 +282,7 @@ static kvb_status_t answer_resolve(struct op *op, const struct kvs_txn_answer *a
 }
 
 static const struct op_type resolve_type = {
-    .name = "resolve", .build = build_resolve, .answer = answer_resolve};
+    .name = "resolve", .leased = true, .build = build_resolve, .answer = answer_resolve};
 
 static kvb_status_t build_check(struct op *op, struct kvs_txn *txn)
 {
@@ -307,7 +307,7 @@ static kvb_status_t answer_check(struct op *op, const struct kvs_txn_answer *ans
 }
 
 static const struct op_type check_type = {
-    .name = "check", .build = build_check, .answer = answer_check};
+    .name = "check", .leased = true, .build = build_check, .answer = answer_check};
 
 static kvb_status_t build_uncount(struct op *op, struct kvs_txn *txn)
 {
@@ -567,7 +567,7 @@ static kvb_status_t answer_step(struct op *op, const struct kvs_txn_answer *answ
 }
 
 static const struct op_type step_type = {
-    .name = "step", .build = build_step, .answer = answer_step};
+    .name = "step", .leased = true, .build = build_step, .answer = answer_step};
 
 void kvs_member_etcd_step(struct kvs_member *base, uint64_t epoch, uint64_t step,
                           struct kvs_coord_request *request)
@@ -645,19 +645,21 @@ static void on_reach(struct kvb_event *event)
     }
 }
 
+void kvs_member_tell_reach(struct member *member)
+{
+    kvb_sched_unpost(&member->reach);
+    kvb_sched_post(kvs_etcd_home(member)->sched, &member->reach);
+}
+
 void kvs_member_up(struct member *member)
 {
     struct etcd *etcd = kvs_etcd_home(member);
-    if (!member->closed) {
-        kvb_sched_unpost(&member->reach);
-        kvb_sched_post(etcd->sched, &member->reach);
+    kvs_member_tell_reach(member); /* or reaps it */
+    if (member->lease != etcd->lease || member->text_new) {
+        kvs_member_register(member);
     }
     if (member->lease != etcd->lease && !member->closed) {
-        kvs_member_register(member);
-        return;
-    }
-    if (member->closed) {
-        kvs_member_reap(member);
+        return; /* then the rest */
     }
     kvs_op_run_queue(etcd, member, &member->queue);
     kvs_op_run_beside(&member->lefts);
@@ -668,7 +670,6 @@ void kvs_member_up(struct member *member)
 
 void kvs_member_down(struct member *member, bool lost)
 {
-    struct etcd *etcd = kvs_etcd_home(member);
     if (lost) {
         member->lost = member->lost || member->lease != 0;
         member->lease = 0;
@@ -677,16 +678,10 @@ void kvs_member_down(struct member *member, bool lost)
         member->epoch = 0;
     }
     kvs_op_fail_queue(&member->queue);
-    if (member->closed) {
-        if (lost) { /* its keys go with the lease */
-            kvs_op_drop_all(&member->queue);
-        }
-        kvs_member_reap(member);
-        return;
+    if (member->closed && lost) { /* its keys go with the lease */
+        kvs_op_drop_all(&member->queue);
     }
-    /* behind every answer given before, UNAVAILABLE ones above all */
-    kvb_sched_unpost(&member->reach);
-    kvb_sched_post(etcd->sched, &member->reach);
+    kvs_member_tell_reach(member); /* or reaps it */
 }
 
 kvb_status_t kvs_member_etcd_open(struct kvs_coordinator *base, const char *instance,

@@ -19,8 +19,16 @@
 
 static void start_op(struct op *op);
 
+static void forget_sent(struct op *op)
+{
+    json_decref(op->then);
+    json_decref(op->otherwise);
+    op->then = op->otherwise = NULL;
+}
+
 void kvs_op_free(struct op *op)
 {
+    forget_sent(op);
     kvs_http_cancel(&op->call);
     kvb_sched_timer_clear(op->etcd->sched, &op->again);
     kvb_list_remove(&op->link);
@@ -107,8 +115,11 @@ static void on_txn(struct kvs_http_call *call, kvb_status_t status, json_t *answ
     struct op *op = kvb_container_of(call, struct op, call);
     struct etcd *etcd = op->etcd;
     struct kvs_txn_answer parsed;
+    if (status == KVB_OK && op->type->leased && op->lease != etcd->lease) {
+        status = KVB_ERR_UNAVAILABLE;
+    }
     if (status == KVB_OK) {
-        status = kvs_txn_parse(answer, op->nthen, op->notherwise, &parsed)
+        status = kvs_txn_parse(answer, op->then, op->otherwise, &parsed)
                      ? op->type->answer(op, &parsed)
                      : KVB_ERR_PROTOCOL;
     }
@@ -124,7 +135,16 @@ static void on_txn(struct kvs_http_call *call, kvb_status_t status, json_t *answ
                         KVB_STATUS(status));
         status = KVB_ERR_UNAVAILABLE;
     }
-    bool away = status == KVB_ERR_UNAVAILABLE;
+    /* It failed on connections of before; since then etcd was reached again. */
+    bool late = status == KVB_ERR_UNAVAILABLE && etcd->up && op->joins != etcd->joins;
+    bool away = status == KVB_ERR_UNAVAILABLE && !late;
+    struct member *member = op->member;
+    if (late && member != NULL && op->request != NULL) {
+        kvs_request_answer(etcd->sched, op->request, status);
+        op->request->impl.state = NULL;
+        op->request = NULL;
+        kvs_member_tell_reach(member);
+    }
     end_op(op, status);
     if (lost) { /* a lease that it has not */
         etcd->retired_lease = 0;
@@ -144,6 +164,7 @@ static void start_op(struct op *op)
     }
     op->started = true;
     op->lease = etcd->lease;
+    op->joins = etcd->joins;
     if (now_ns >= op->deadline_ns) {
         end_op(op, KVB_ERR_UNAVAILABLE);
         kvs_session_away(etcd);
@@ -152,8 +173,9 @@ static void start_op(struct op *op)
     struct kvs_txn txn;
     kvs_txn_init(&txn);
     kvb_status_t status = op->type->build(op, &txn);
-    op->nthen = (uint32_t)json_array_size(txn.then);
-    op->notherwise = (uint32_t)json_array_size(txn.otherwise);
+    forget_sent(op);
+    op->then = json_incref(txn.then);
+    op->otherwise = json_incref(txn.otherwise);
     char *body = kvs_txn_body(&txn);
     if (status != KVB_OK) {
         free(body);

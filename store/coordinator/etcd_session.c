@@ -69,6 +69,8 @@ static void stop_watch(struct etcd *etcd)
 void kvs_session_away(struct etcd *etcd)
 {
     kvs_http_cancel(&etcd->join);
+    kvs_http_cancel(&etcd->beat); /* on_beat begins another */
+    kvs_http_cancel(&etcd->ping);
     stop_watch(etcd);
     kvb_sched_timer_clear(etcd->sched, &etcd->deaf_timer);
     after_ms(etcd, &etcd->retry, RETRY_MS);
@@ -88,8 +90,6 @@ void kvs_session_lost(struct etcd *etcd)
     etcd->lease = 0;
     kvb_sched_timer_clear(etcd->sched, &etcd->lease_timer);
     kvb_sched_timer_clear(etcd->sched, &etcd->beat_timer);
-    kvs_http_cancel(&etcd->beat);
-    kvs_http_cancel(&etcd->ping);
     bool was_up = etcd->up;
     kvs_session_away(etcd);
     if (was_up) {
@@ -104,6 +104,7 @@ static void joined(struct etcd *etcd)
         return; /* the watch alone was away */
     }
     etcd->up = true;
+    etcd->joins++;
     etcd->up_ns = now(etcd);
     KVB_LOG(INFO, "etcd reached", KVB_STR("endpoint", kvs_http_endpoint(etcd->http)),
             KVB_U64("revision", etcd->mirror.rev));
@@ -478,7 +479,7 @@ static void on_ping_answer(struct kvs_http_call *call, kvb_status_t status, json
 {
     struct etcd *etcd = kvb_container_of(call, struct etcd, ping);
     struct kvs_txn_answer parsed;
-    if (status == KVB_OK && kvs_txn_parse(answer, 1, 0, &parsed)) {
+    if (status == KVB_OK && kvs_txn_parse(answer, etcd->ping_then, NULL, &parsed)) {
         if (etcd->ping_seen < etcd->pings && etcd->created == BOTH_WATCHES) {
             after_ms(etcd, &etcd->ping_timer, etcd->request_ms);
         }
@@ -500,6 +501,8 @@ static void ping(struct etcd *etcd)
     snprintf(count, sizeof count, "%llu", (unsigned long long)++etcd->pings);
     kvs_txn_init(&txn);
     (void)kvs_txn_then(&txn, kvs_wire_put(ping_key(etcd, key), count, etcd->lease));
+    json_decref(etcd->ping_then);
+    etcd->ping_then = json_incref(txn.then);
     etcd->ping.done = on_ping_answer;
     kvs_http_call(etcd->http, "/v3/kv/txn", kvs_txn_body(&txn), 0, &etcd->ping);
 }
@@ -560,5 +563,6 @@ void kvs_session_stop(struct etcd *etcd)
     kvs_http_cancel(&etcd->join);
     kvs_http_cancel(&etcd->beat);
     kvs_http_cancel(&etcd->ping);
+    json_decref(etcd->ping_then);
     drop_pages(etcd);
 }

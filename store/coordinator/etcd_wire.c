@@ -407,7 +407,21 @@ kvb_status_t kvs_wire_each_event(const json_t *array,
     return status;
 }
 
-bool kvs_txn_parse(const json_t *answer, uint32_t nthen, uint32_t notherwise,
+/* A response to this request: {"request_x": …} has {"response_x": {…}}. */
+static bool answers(const json_t *response, const json_t *request)
+{
+    static const char *const kinds[][2] = {{"request_put", "response_put"},
+                                           {"request_range", "response_range"},
+                                           {"request_delete_range", "response_delete_range"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (json_object_get(request, kinds[i][0]) != NULL) {
+            return json_is_object(json_object_get(response, kinds[i][1]));
+        }
+    }
+    return false;
+}
+
+bool kvs_txn_parse(const json_t *answer, const json_t *then, const json_t *otherwise,
                    struct kvs_txn_answer *parsed_p)
 {
     struct kvs_txn_answer parsed;
@@ -416,10 +430,15 @@ bool kvs_txn_parse(const json_t *answer, uint32_t nthen, uint32_t notherwise,
         return false;
     }
     parsed.responses = json_object_get(answer, "responses");
-    uint32_t n = parsed.succeeded ? nthen : notherwise;
+    const json_t *requests = parsed.succeeded ? then : otherwise;
     if ((parsed.responses != NULL && !json_is_array(parsed.responses)) ||
-        json_array_size(parsed.responses) != n) {
+        json_array_size(parsed.responses) != json_array_size(requests)) {
         return false;
+    }
+    for (size_t i = 0; i < json_array_size(requests); i++) {
+        if (!answers(json_array_get(parsed.responses, i), json_array_get(requests, i))) {
+            return false;
+        }
     }
     *parsed_p = parsed;
     return true;

@@ -83,8 +83,8 @@ struct kvs_txn_answer {
     uint64_t rev;
     const json_t *responses;
 };
-/* responses: as many as were asked for, then or otherwise. */
-bool kvs_txn_parse(const json_t *answer, uint32_t nthen, uint32_t notherwise,
+/* then, otherwise: what was asked; each has its response, of its kind. */
+bool kvs_txn_parse(const json_t *answer, const json_t *then, const json_t *otherwise,
                    struct kvs_txn_answer *parsed_p);
 /* The key-values of a range in it; `sound` false: it is none. NULL and sound: there are none. */
 const json_t *kvs_txn_kvs(const struct kvs_txn_answer *answer, uint32_t place, bool *sound_p);

@@ -1973,7 +1973,7 @@ static const struct lens lenses[] = {
     {"lease-reset-cd", VER, BUD([B_req] = 2, [B_part] = 1, [B_lease] = 1, [B_rst] = 1, [B_cd] = 1),
      WHO([B_part] = B_ONLY, [B_rst] = A_ONLY, [B_cd] = B_ONLY, [B_req] = B_ONLY)},
     {"lease-tenant", VER, BUD([B_req] = 2, [B_part] = 1, [B_lease] = 1, [B_ten] = 1),
-     WHO([B_part] = B_ONLY, [B_ten] = A_ONLY)},
+     WHO([B_part] = B_ONLY, [B_ten] = A_ONLY, [B_req] = B_ONLY)},
     {"const", CONST_NAME, BUD([B_req] = 2, [B_upd] = 2, [B_give] = 1), .maxw = 2, .private_ = true,
      WHO([B_give] = A_ONLY, [B_req] = A_ONLY)},
     {"const-cd", CONST_NAME, BUD([B_req] = 2, [B_upd] = 2, [B_cd] = 1, [B_give] = 1), .maxw = 1,

@@ -82,7 +82,8 @@ void kvs_member_left(struct kvs_member *member, uint64_t retirement);
  * NO_MEMORY: nothing is known to have happened (etcd may have it all the same: ask again). All
  * other members of the same space are told, one call for each lineage, since one that left a moment
  * ago may still wait for its engine; the asking member is not: it has left already. A lineage that
- * a name of another space stands for is left alone.
+ * a name of another space stands for is left alone (etcd: as far as this process has heard of it;
+ * but nobody is ever told another space's).
  */
 void kvs_member_retire(struct kvs_member *member, const struct kvb_lineage *lineages, uint32_t n,
                        const char *name, uint64_t deadline_ns, struct kvs_coord_request *request);
