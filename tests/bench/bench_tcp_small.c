@@ -27,9 +27,9 @@ static const struct {
     enum kvs_batch_op op;
     uint32_t batch, outstanding;
 } ways[WAYS] = {
-    [LIMIT_PUT] = {"limit put"},
+    [LIMIT_PUT] = {.name = "limit put"},
     [PUT] = {"put", KVS_PUT, BATCH, OUTSTANDING},
-    [LIMIT_GET] = {"limit get"},
+    [LIMIT_GET] = {.name = "limit get"},
     [GET] = {"get", KVS_GET, BATCH, OUTSTANDING},
     [LOOKUP] = {"lookup", KVS_EXISTS, BATCH, OUTSTANDING},
     [LOOKUP_ONE] = {"lookup of one, one at a time", KVS_EXISTS, 1, 1},
