@@ -63,7 +63,7 @@ static double engine_round(struct rig_engine *engine, bool put, uint64_t first)
 int main(void)
 {
     struct rig rig;
-    rig_start(&rig, (const char *[]){"--store-bytes", "1GiB", NULL});
+    rig_start(&rig, RIG_SERVER_CPU, (const char *[]){"--store-bytes", "1GiB", NULL});
     struct rig_engine engine;
     rig_engine_open(&engine, &rig, "bench", "bench", (size_t)BLOCKS * BLOCK);
     char *plain = mmap(NULL, (size_t)BLOCKS * BLOCK, PROT_READ | PROT_WRITE,

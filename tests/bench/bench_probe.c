@@ -37,7 +37,7 @@ static double p99_ms(struct rig *rig, struct rig_engine *engine, bool busy)
 int main(void)
 {
     struct rig rig;
-    rig_start(&rig, (const char *[]){"--store-bytes", "512MiB", NULL});
+    rig_start(&rig, RIG_SERVER_CPU, (const char *[]){"--store-bytes", "512MiB", NULL});
     struct rig_engine engine;
     rig_engine_open(&engine, &rig, "bench", "bench", BLOCK);
     struct rig_http control;

@@ -69,7 +69,7 @@ static void await_empty(struct rig_http *http, struct rig_engine *engine)
 int main(void)
 {
     struct rig rig;
-    rig_start(&rig, (const char *[]){"--store-bytes", "2GiB", NULL});
+    rig_start(&rig, RIG_SERVER_CPU, (const char *[]){"--store-bytes", "2GiB", NULL});
     struct rig_engine full, beside;
     rig_engine_open(&full, &rig, "full", "bench", 1u << 20);
     rig_engine_open(&beside, &rig, "beside", "bench", 1u << 20);

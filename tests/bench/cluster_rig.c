@@ -157,6 +157,7 @@ void rig_store_start(struct rig_store *store, const char *name, const struct rig
     unsigned port = 0;
     char line[256];
     store->pid = rig_program(
+        RIG_SERVER_CPU,
         (const char *[]){"store", "--listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0",
                          "--node-name", name, "--store-bytes", bytes, "--etcd", etcd->endpoints,
                          "--io-threads", "1", "--log-level", "error", NULL},

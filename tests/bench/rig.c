@@ -140,7 +140,7 @@ char *rig_memory(size_t len)
 /* ---- the daemon --------------------------------------------------------------------------------
  */
 
-pid_t rig_program(const char *const *args, const char *ready, char *line, size_t cap)
+pid_t rig_program(int cpu, const char *const *args, const char *ready, char *line, size_t cap)
 {
     char self[4096], program[4200];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -158,7 +158,7 @@ pid_t rig_program(const char *const *args, const char *ready, char *line, size_t
     pid_t pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        rig_pin(RIG_SERVER_CPU);
+        rig_pin(cpu);
         dup2(out[1], 1);
         close(out[0]);
         close(out[1]);
@@ -175,7 +175,7 @@ pid_t rig_program(const char *const *args, const char *ready, char *line, size_t
     return pid; /* the pipe stays open: it may print more */
 }
 
-void rig_start(struct rig *rig, const char *const *extra)
+void rig_start(struct rig *rig, int cpu, const char *const *extra)
 {
     rig_temp_dir(rig->dir);
     snprintf(rig->socket, sizeof rig->socket, "%s/engine.sock", rig->dir);
@@ -187,7 +187,7 @@ void rig_start(struct rig *rig, const char *const *extra)
     }
     char line[256];
     unsigned port = 0;
-    rig->daemon = rig_program(args, "kvplane ready ", line, sizeof line);
+    rig->daemon = rig_program(cpu, args, "kvplane ready ", line, sizeof line);
     daemon_pid = rig->daemon;
     if (sscanf(line, "kvplane ready http://127.0.0.1:%u", &port) != 1) {
         rig_fail("the daemon said: %s", line);

@@ -26,12 +26,12 @@ struct rig {
 };
 
 /* `extra` (NULL-terminated) is added to `kvplane serve --listen 127.0.0.1:0 --engine-socket …`. */
-void rig_start(struct rig *rig, const char *const *extra);
+void rig_start(struct rig *rig, int cpu, const char *const *extra);
 void rig_stop(struct rig *rig);
 
-/* `kvplane` with these arguments (NULL-terminated) on RIG_SERVER_CPU; the line of its output that
- * begins with `ready`. It ends with this process. */
-pid_t rig_program(const char *const *args, const char *ready, char *line, size_t cap);
+/* `kvplane` with these arguments (NULL-terminated) on that cpu; the line of its output that begins
+ * with `ready`. It ends with this process. */
+pid_t rig_program(int cpu, const char *const *args, const char *ready, char *line, size_t cap);
 
 struct rig_engine {
     struct kvplane *kv;
