@@ -26,7 +26,8 @@ struct rig_node {
     uint32_t sessions, running, puts, gets, gone;
     bool late; /* does not answer by itself: rig_answer() */
     struct kvb_list waiting;
-    kvb_status_t verdict; /* what sent() says */
+    kvb_status_t verdict;              /* what sent() says */
+    struct kvt_tcp_request *receiving; /* the last put whose body is on the way */
 };
 
 static inline void rig_text_pack(const struct kvt_extent *extents, uint32_t n, uint8_t *out)
@@ -86,6 +87,7 @@ static inline void rig_answer(struct rig_node *node, struct kvt_tcp_request *req
     } else if (request->type == RIG_PUT && n > 0 && request->body_len > 0 &&
                rig_iov_len_(iov, n) == request->body_len) {
         node->running++;
+        node->receiving = request;
         kvt_tcp_receive(request, iov, n);
     } else {
         kvt_tcp_answer(request, KVB_ERR_INVALID, NULL, 0);
@@ -131,6 +133,7 @@ static inline void rig_received_(void *ctx, struct kvt_tcp_request *request, kvb
 {
     struct rig_node *node = ctx;
     node->running--;
+    node->receiving = NULL;
     node->puts += status == KVB_OK;
     kvt_tcp_answer(request, status, &checksum, status == KVB_OK ? sizeof checksum : 0);
 }

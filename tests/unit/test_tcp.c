@@ -226,6 +226,38 @@ Test(tcp, a_refused_put_keeps_the_lane_in_step)
     tcp_sim_close(&rig);
 }
 
+/* The node has second thoughts (its own bound, say) while the bytes arrive. */
+Test(tcp, a_put_that_is_refused_on_the_way_touches_the_nodes_memory_no_more)
+{
+    struct tcp_sim rig;
+    open_up(&rig, (struct kvt_tcp_peer_config){.lanes = 1});
+    rig.net.room = KIB(64);
+    for (int turns = 1; turns < 20; turns++) {
+        struct tcp_job job;
+        memset(rig.engine.base, 0x55, MIB(1));
+        tcp_job_init(&job, &rig, RIG_PUT, 0, MIB(1));
+        cr_assert_eq(tcp_job_start(&job), KVB_OK);
+        while (rig.node.receiving == NULL) {
+            (void)sim_turn(&rig.sim);
+        }
+        for (int i = 0; i < turns; i++) {
+            (void)sim_turn(&rig.sim);
+        }
+        cr_assert_not_null(rig.node.receiving);
+        rig.node.running--;
+        kvt_tcp_answer(rig.node.receiving, KVB_ERR_TIMEOUT, NULL, 0);
+        rig.node.receiving = NULL;
+        memset(rig.node_memory.base, 0x66, MIB(1));
+        cr_assert_eq(tcp_job_wait(&job), KVB_ERR_TIMEOUT);
+        sim_settle(&rig.sim);
+        cr_assert(is_all(rig.node_memory.base, 0x66, MIB(1)));
+        cr_assert_eq(tcp_sim_run(&rig, RIG_GET, 0, KIB(100)), KVB_OK);
+    }
+    cr_assert_eq(rig.net.connects, 1);
+    cr_assert_eq(rig.node.puts, 0);
+    tcp_sim_close(&rig);
+}
+
 Test(tcp, questions_and_answers_of_any_length_up_to_the_limit)
 {
     static const size_t sizes[] = {0,        1,        255,          256,        257,   KIB(127),

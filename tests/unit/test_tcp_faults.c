@@ -346,6 +346,36 @@ Test(tcp_faults, a_node_that_is_behind_stops_reading_and_nobody_dies)
     tcp_sim_close(&rig);
 }
 
+/* The same with few questions that are long: what a lane keeps is bounded in bytes, too. */
+Test(tcp_faults, a_node_keeps_so_many_bytes_of_questions_and_no_more)
+{
+    struct tcp_sim rig;
+    tcp_sim_open(&rig, NULL);
+    tcp_sim_peer(&rig, (struct kvt_tcp_peer_config){.lanes = 1});
+    tcp_sim_wait_up(&rig);
+    rig.node.late = true;
+    struct tcp_job *jobs = calloc(20, sizeof *jobs);
+    uint8_t *text = calloc(1, MIB(1));
+    for (int i = 0; i < 20; i++) {
+        tcp_job_init(&jobs[i], &rig, RIG_ECHO, 0, 0);
+        jobs[i].transfer.ask = (struct kvb_span){text, MIB(1)};
+        jobs[i].transfer.answer = text; /* (they are all the same) */
+        jobs[i].transfer.answer_cap = (uint32_t)MIB(1);
+        cr_assert_eq(tcp_job_start(&jobs[i]), KVB_OK);
+    }
+    sim_settle(&rig.sim);
+    cr_assert_eq(rig.node.running, 4);
+    rig.node.late = false;
+    rig_answer_all(&rig.node);
+    for (int i = 0; i < 20; i++) {
+        cr_assert_eq(tcp_job_wait(&jobs[i]), KVB_OK);
+    }
+    free(text);
+    free(jobs);
+    cr_assert_eq(rig.downs, 0);
+    tcp_sim_close(&rig);
+}
+
 /* ---- B34, B39: what is lost, and what stays ---- */
 
 Test(tcp_faults, a_lost_lane_takes_its_own_transfers_only)

@@ -191,7 +191,8 @@ static void orphan(struct ask *ask, kvb_status_t why)
         return;
     }
     finish(ask, why);
-    if (++peer->orphans > peer->asks_len / 4) { /* so many answers overdue: the lane is sick */
+    /* More overdue answers than may be in flight at once: the lane is sick. */
+    if (++peer->orphans > peer->base.in_flight_max) {
         lane_fail(&ask->lane->lane, KVB_ERR_TIMEOUT);
     }
 }
