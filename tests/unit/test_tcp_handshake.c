@@ -308,6 +308,33 @@ Test(tcp_handshake, nothing_but_the_next_message_is_taken)
     tcp_sim_close(&rig);
 }
 
+Test(tcp_handshake, a_proof_counts_once_and_only_of_what_was_asked)
+{
+    struct tcp_sim rig;
+    tcp_sim_open(&rig, NULL);
+    struct tcp_raw raw;
+    uint8_t proof[TCP_PROOF_LEN];
+    tcp_raw_connect(&raw, &rig);
+    cr_assert_eq(tcp_proof_make(&rig.common, &raw.shake, proof), KVB_OK); /* of nothing */
+    tcp_raw_message(&raw, TCP_PROOF, proof, sizeof proof);
+    sim_settle(&rig.sim);
+    cr_assert(raw.over);
+    cr_assert_eq(raw.came, 0);
+    tcp_raw_close(&raw);
+    sim_settle(&rig.sim);
+
+    tcp_raw_connect(&raw, &rig);
+    cr_assert(tcp_raw_admit(&raw, &rig, &rig.common));
+    cr_assert_eq(tcp_proof_make(&rig.common, &raw.shake, proof), KVB_OK);
+    tcp_raw_message(&raw, TCP_PROOF, proof, sizeof proof);
+    sim_settle(&rig.sim);
+    cr_assert(raw.over, "a second time");
+    cr_assert_eq(rig.node.sessions, 0);
+    tcp_raw_close(&raw);
+    sim_settle(&rig.sim);
+    tcp_sim_close(&rig);
+}
+
 Test(tcp_handshake, nobody_is_served_before_the_proof)
 {
     struct tcp_sim rig;
