@@ -335,6 +335,30 @@ Test(tcp_handshake, a_proof_counts_once_and_only_of_what_was_asked)
     tcp_sim_close(&rig);
 }
 
+Test(tcp_handshake, a_greeting_comes_once)
+{
+    struct tcp_sim rig;
+    tcp_sim_open(&rig, NULL);
+    for (int admitted = 0; admitted < 2; admitted++) {
+        struct tcp_raw raw;
+        tcp_raw_connect(&raw, &rig);
+        if (admitted) {
+            cr_assert(tcp_raw_admit(&raw, &rig, &rig.common));
+        } else {
+            tcp_raw_hello(&raw, &rig, &rig.common);
+            sim_settle(&rig.sim);
+            (void)tcp_raw_take(&raw, NULL);
+        }
+        tcp_raw_hello(&raw, &rig, &rig.common);
+        sim_settle(&rig.sim);
+        cr_assert(raw.over);
+        cr_assert_eq(raw.in_len, 0);
+        tcp_raw_close(&raw);
+        sim_settle(&rig.sim);
+    }
+    tcp_sim_close(&rig);
+}
+
 Test(tcp_handshake, nobody_is_served_before_the_proof)
 {
     struct tcp_sim rig;
