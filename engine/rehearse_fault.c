@@ -20,7 +20,9 @@
 
 /* Asks a process until done() likes its answer. what: for the story. */
 static bool await_answer(struct kve_rehearsal *r, const struct kve_process *process,
-                         const char *path, bool (*done)(const json_t *answer), const char *what)
+                         const char *path,
+                         bool (*done)(const struct kve_rehearsal *r, const json_t *answer),
+                         const char *what)
 {
     uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, NOTICE_MS);
 
@@ -30,7 +32,7 @@ static bool await_answer(struct kve_rehearsal *r, const struct kve_process *proc
         json_t *answer = NULL;
         kvb_status_t status =
             kve_rest_call(process->rest, "GET", path, NULL, &http_status, &answer);
-        bool good = status == KVB_OK && http_status == 200 && done(answer);
+        bool good = status == KVB_OK && http_status == 200 && done(r, answer);
         json_decref(answer);
         if (good) {
             return true;
@@ -45,24 +47,27 @@ static bool await_answer(struct kve_rehearsal *r, const struct kve_process *proc
     }
 }
 
-static bool is_reachable(const json_t *answer)
+static bool is_reachable(const struct kve_rehearsal *r, const json_t *answer)
 {
+    (void)r;
     return json_is_true(
         json_object_get(json_object_get(answer, "lineage"), "coordinator_reachable"));
 }
 
-static bool is_away(const json_t *answer)
+static bool is_away(const struct kve_rehearsal *r, const json_t *answer)
 {
-    return !is_reachable(answer);
+    return !is_reachable(r, answer);
 }
 
-static bool is_detached(const json_t *answer)
+static bool is_detached(const struct kve_rehearsal *r, const json_t *answer)
 {
+    (void)r;
     return json_is_false(json_object_get(answer, "attached"));
 }
 
 static bool await_instance(struct kve_rehearsal *r, const struct kve_side *side,
-                           bool (*done)(const json_t *answer), const char *what)
+                           bool (*done)(const struct kve_rehearsal *r, const json_t *answer),
+                           const char *what)
 {
     char path[128];
 
@@ -70,7 +75,8 @@ static bool await_instance(struct kve_rehearsal *r, const struct kve_side *side,
     return await_answer(r, side->daemon, path, done, what);
 }
 
-static bool await_both(struct kve_rehearsal *r, bool (*done)(const json_t *answer),
+static bool await_both(struct kve_rehearsal *r,
+                       bool (*done)(const struct kve_rehearsal *r, const json_t *answer),
                        const char *what)
 {
     return await_instance(r, &r->a, done, what) && await_instance(r, &r->b, done, what);
@@ -90,19 +96,29 @@ static size_t count_nodes(const json_t *answer, const char *state, size_t *all_p
     return n;
 }
 
-/* Also those that it still leaves alone: only being used shows that they are well. */
-static bool reaches_all_nodes(const json_t *answer)
+static size_t nodes_of(const struct kve_rehearsal *r)
 {
-    size_t all, up = count_nodes(answer, "up", &all);
+    size_t n = 0;
 
-    return all >= KVE_STORES && up + count_nodes(answer, "sick", &all) == all;
+    for (uint32_t i = 0; i < r->stage.nprocesses; i++) {
+        n += r->stage.processes[i].share;
+    }
+    return n;
 }
 
-static bool uses_all_nodes(const json_t *answer)
+/* Also those that it still leaves alone: only being used shows that they are well. */
+static bool reaches_all_nodes(const struct kve_rehearsal *r, const json_t *answer)
 {
     size_t all, up = count_nodes(answer, "up", &all);
 
-    return all >= KVE_STORES && up == all;
+    return all == nodes_of(r) && up + count_nodes(answer, "sick", &all) == all;
+}
+
+static bool uses_all_nodes(const struct kve_rehearsal *r, const json_t *answer)
+{
+    size_t all, up = count_nodes(answer, "up", &all);
+
+    return all == nodes_of(r) && up == all;
 }
 
 bool kve_cluster_well(struct kve_rehearsal *r)
@@ -115,7 +131,7 @@ bool kve_cluster_well(struct kve_rehearsal *r)
         json_t *answer = NULL;
         kvb_status_t status = kve_rest_call(daemons[i]->rest, "GET", "/v1/kvplane/nodes", NULL,
                                             &http_status, &answer);
-        well = status == KVB_OK && uses_all_nodes(answer);
+        well = status == KVB_OK && uses_all_nodes(r, answer);
         json_decref(answer);
     }
     return well;
