@@ -498,6 +498,24 @@ kvb_status_t kvs_core_pin(struct kvs_core *core, uint64_t now_ns,
     return KVB_OK;
 }
 
+static kvb_status_t remove_object(struct kvs_core *core, uint64_t now_ns, uint32_t handle,
+                                  bool force)
+{
+    kvs_object_expire(core, now_ns, handle);
+    const struct object *object = object_at(core, handle);
+    if (!force && (object->leases != 0 || (object->flags & (OBJECT_SOFT | OBJECT_HARD)) != 0)) {
+        return KVB_ERR_BUSY;
+    }
+    kvs_object_changed(core, object, KVS_CHANGE_REMOVED);
+    kvs_holds_drop(core, handle);
+    if (object->leases != 0) {
+        kvs_object_doom(core, handle);
+    } else {
+        kvs_object_free(core, handle);
+    }
+    return KVB_OK;
+}
+
 kvb_status_t kvs_core_remove(struct kvs_core *core, uint64_t now_ns,
                              const struct kvs_core_where *where, const struct kvs_core_key *key,
                              bool force)
@@ -506,21 +524,44 @@ kvb_status_t kvs_core_remove(struct kvs_core *core, uint64_t now_ns,
         return KVB_ERR_INVALID;
     }
     uint32_t handle = kvs_object_find(core, where, key);
-    if (handle == 0) {
-        return KVB_ERR_NOT_FOUND;
+    return handle == 0 ? KVB_ERR_NOT_FOUND : remove_object(core, now_ns, handle, force);
+}
+
+static bool sweep_wants(const struct kvs_core *core, const struct kvs_core_sweep *sweep,
+                        const struct object *object)
+{
+    const struct scope *scope = scope_at(core, object->scope);
+    return scope->tenant == sweep->tenant && !scope_cleared(core, scope) &&
+           sweep->matches(sweep->arg, (struct kvb_span){object->key, object->key_len});
+}
+
+/* Buckets are only ever split, into one behind all others: whoever walks them upwards meets every
+ * object that stays. */
+bool kvs_core_sweep(struct kvs_core *core, uint64_t now_ns, struct kvs_core_sweep *sweep,
+                    uint32_t budget)
+{
+    const uint32_t *heads = (const uint32_t *)(const void *)core->index.heads.base;
+    for (; budget > 0 && sweep->next < core->index.nbuckets; budget--) {
+        uint32_t handle = heads[sweep->next++];
+        while (handle != 0) {
+            const struct object *object = object_at(core, handle);
+            uint32_t next = object->node.next;
+            if (sweep_wants(core, sweep, object)) {
+                bool removed = remove_object(core, now_ns, handle, sweep->force) == KVB_OK;
+                sweep->removed += removed;
+                sweep->kept += !removed;
+            }
+            handle = next;
+        }
     }
-    kvs_object_expire(core, now_ns, handle);
-    const struct object *object = object_at(core, handle);
-    if (!force && (object->leases != 0 || (object->flags & (OBJECT_SOFT | OBJECT_HARD)) != 0)) {
-        return KVB_ERR_BUSY;
-    }
-    kvs_holds_drop(core, handle);
-    if (object->leases != 0) {
-        kvs_object_doom(core, handle);
-    } else {
-        kvs_object_free(core, handle);
-    }
-    return KVB_OK;
+    return sweep->next < core->index.nbuckets;
+}
+
+void kvs_core_on_change(struct kvs_core *core,
+                        void (*changed)(void *arg, const struct kvs_core_change *change), void *arg)
+{
+    core->changed = changed;
+    core->changed_arg = arg;
 }
 
 /* ---- upkeep ---- */

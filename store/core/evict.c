@@ -180,29 +180,36 @@ static uint32_t next_victim(struct kvs_core *core, uint32_t link, unsigned soft,
     }
 }
 
+static void evict_object(struct kvs_core *core, uint32_t handle, bool cleared)
+{
+    const struct object *object = object_at(core, handle);
+    struct tenant *t = tenant_at(core, scope_at(core, object->scope)->tenant);
+    if (cleared) {
+        core->stats.reclaimed++;
+    } else {
+        kvs_object_changed(core, object, KVS_CHANGE_EVICTED);
+        core->stats.evicted++;
+        t->evicted++;
+    }
+    kvs_object_free(core, handle);
+}
+
 static void evict_block(struct kvs_core *core, uint32_t victim, struct effort *effort)
 {
     /* The victim's record goes with it: take along what is compared. */
     const struct object *object = object_at(core, victim);
-    const struct scope *scope = scope_at(core, object->scope);
-    uint64_t *counter = scope_cleared(core, scope) ? &core->stats.reclaimed : &core->stats.evicted;
-    struct tenant *t = tenant_at(core, scope->tenant);
-    bool cleared = counter == &core->stats.reclaimed;
+    bool cleared = scope_cleared(core, scope_at(core, object->scope));
     for (uint32_t handle = *kvs_table_head(&core->index, object->node.hash); handle != 0;) {
         struct object *other = object_at(core, handle);
         uint32_t next = other->node.next;
         if (handle != victim && (other->flags & OBJECT_LOCKED) == 0 &&
             kvs_object_same_block(object, other)) {
-            kvs_object_free(core, handle);
-            ++*counter;
-            t->evicted += !cleared;
+            evict_object(core, handle, cleared);
             effort->work -= effort->work > 0;
         }
         handle = next;
     }
-    kvs_object_free(core, victim);
-    ++*counter;
-    t->evicted += !cleared;
+    evict_object(core, victim, cleared);
     effort->work -= effort->work > 0;
     effort->spared = 0;
 }

@@ -134,6 +134,24 @@ void kvs_object_set_pin(struct kvs_core *core, uint32_t handle, enum kvs_pin pin
 
 /* ---- life ---- */
 
+void kvs_object_changed(const struct kvs_core *core, const struct object *object,
+                        enum kvs_change change)
+{
+    if (core->changed == NULL) {
+        return;
+    }
+    const struct scope *scope = scope_at(core, object->scope);
+    const struct kvs_core_change what = {
+        .change = change,
+        .space = scope->space,
+        .tenant = scope->tenant,
+        .lineage = scope->lineage,
+        .key = {{object->key, object->key_len}, object->group, object->part},
+        .len = object->len,
+    };
+    core->changed(core->changed_arg, &what);
+}
+
 kvb_status_t kvs_object_create(struct kvs_core *core, uint32_t scope_handle,
                                const struct kvs_core_key *key, uint64_t len, uint32_t hash,
                                const struct kvs_plan *plan, uint32_t *object_p)
@@ -207,6 +225,7 @@ void kvs_object_publish(struct kvs_core *core, uint32_t handle, uint64_t checksu
     count_live(core, object, bytes, 1);
     kvs_table_insert(&core->index, handle, object->node.hash);
     kvs_object_relock(core, handle);
+    kvs_object_changed(core, object, KVS_CHANGE_STORED);
 }
 
 void kvs_object_quarantine(struct kvs_core *core, uint32_t handle)

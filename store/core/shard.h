@@ -190,6 +190,9 @@ struct kvs_core {
     uint64_t next_serial;
     uint32_t next_stamp;
 
+    void (*changed)(void *arg, const struct kvs_core_change *change);
+    void *changed_arg;
+
     uint64_t nobjects; /* records, in any state */
     uint64_t nlocked;  /* of these */
     struct kvs_core_stats stats;
@@ -285,6 +288,9 @@ void kvs_object_stop(struct kvs_core *core, uint32_t object);
 void kvs_object_doom(struct kvs_core *core, uint32_t object);
 /* Any state, no lease any more: gone, and its space free. */
 void kvs_object_free(struct kvs_core *core, uint32_t object);
+/* A LIVE object came, or is about to go; whoever wants to know is told. */
+void kvs_object_changed(const struct kvs_core *core, const struct object *object,
+                        enum kvs_change change);
 /* After a change of leases, pins or state: is it evictable? Keeps every count of that. */
 void kvs_object_relock(struct kvs_core *core, uint32_t object);
 /* The same after a lease was added, for who has the plan at hand. */

@@ -168,3 +168,11 @@ void kvs_names_tenant_text(struct kvs_names *names, uint32_t tenant, char text[6
     memcpy(text, names->tenants[tenant].name, sizeof names->tenants[0].name);
     kvb_mutex_unlock(&names->lock);
 }
+
+void kvs_names_space_text(struct kvs_names *names, uint32_t space, struct kvs_space *space_p)
+{
+    kvb_mutex_lock(&names->lock);
+    kvb_assert(space < names->nspaces);
+    *space_p = names->spaces[space].space;
+    kvb_mutex_unlock(&names->lock);
+}

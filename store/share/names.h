@@ -38,6 +38,7 @@ KVB_MUST_USE kvb_status_t kvs_names_find_space(struct kvs_names *names,
                                                uint32_t *tenant_p);
 KVB_MUST_USE kvb_status_t kvs_names_find_tenant(struct kvs_names *names, const char *tenant,
                                                 uint32_t *tenant_p);
+void kvs_names_space_text(struct kvs_names *names, uint32_t space, struct kvs_space *space_p);
 uint32_t kvs_names_ntenants(struct kvs_names *names);
 void kvs_names_tenant_text(struct kvs_names *names, uint32_t tenant, char text[64]);
 

@@ -92,7 +92,8 @@ static kvb_status_t map_memory(struct kvs_share *share, const struct kvs_share_c
 /* ---- create and destroy ---- */
 
 static kvb_status_t shard_init(struct kvs_shard *shard, const struct kvb_random *random,
-                               const struct kvs_core_config *config, uint8_t *base)
+                               const struct kvs_core_config *config, uint32_t nevents,
+                               uint8_t *base)
 {
     *shard = (struct kvs_shard){.base = base, .len = config->share_bytes};
     kvb_status_t status = kvs_core_create(config, random, &shard->core);
@@ -104,12 +105,18 @@ static kvb_status_t shard_init(struct kvs_shard *shard, const struct kvb_random 
         kvs_core_destroy(shard->core);
         return status;
     }
+    status = kvs_ring_create(shard, nevents);
+    if (status != KVB_OK) {
+        kvs_core_destroy(shard->core);
+        return status;
+    }
     kvb_mutex_init(&shard->lock, "shard");
     return KVB_OK;
 }
 
 static void shard_cleanup(struct kvs_shard *shard)
 {
+    kvs_ring_destroy(shard);
     kvs_core_destroy(shard->core);
     kvb_mutex_cleanup(&shard->lock);
 }
@@ -159,7 +166,7 @@ kvb_status_t kvs_share_create(const struct kvb_random *random,
     kvb_mutex_init(&share->counts_lock, "store counts");
     kvb_list_init(&share->users);
     for (; share->nshards < nshards; share->nshards++) {
-        status = shard_init(&share->shards[share->nshards], random, &core,
+        status = shard_init(&share->shards[share->nshards], random, &core, config->events,
                             share->memory + share->nshards * each);
         if (status != KVB_OK) {
             kvs_share_destroy(share);
@@ -210,13 +217,13 @@ struct kvs_shard *kvs_share_shard(const struct kvs_share *share, uint64_t seed, 
 }
 
 /* Calls fn for each shard, under its lock. */
-static void each_shard(struct kvs_share *share, void (*fn)(struct kvs_core *core, void *arg),
+static void each_shard(struct kvs_share *share, void (*fn)(struct kvs_shard *shard, void *arg),
                        void *arg)
 {
     for (uint32_t i = 0; i < share->nshards; i++) {
         struct kvs_shard *shard = &share->shards[i];
         kvb_mutex_lock(&shard->lock);
-        fn(shard->core, arg);
+        fn(shard, arg);
         kvb_mutex_unlock(&shard->lock);
     }
 }
@@ -238,17 +245,17 @@ struct opening {
     kvb_status_t status;
 };
 
-static void open_session(struct kvs_core *core, void *arg)
+static void open_session(struct kvs_shard *shard, void *arg)
 {
     struct opening *opening = arg;
     if (opening->status == KVB_OK) {
-        opening->status = kvs_core_session_open(core, opening->session);
+        opening->status = kvs_core_session_open(shard->core, opening->session);
     }
 }
 
-static void close_session(struct kvs_core *core, void *arg)
+static void close_session(struct kvs_shard *shard, void *arg)
 {
-    kvs_core_session_stopped(core, *(const uint64_t *)arg);
+    kvs_core_session_stopped(shard->core, *(const uint64_t *)arg);
 }
 
 kvb_status_t kvs_share_session_open(struct kvs_share *share, uint64_t *session_p)
@@ -270,16 +277,16 @@ void kvs_share_session_close(struct kvs_share *share, uint64_t session)
     kvs_share_poke(share, true);
 }
 
-static void discard_request(struct kvs_core *core, void *arg)
+static void discard_request(struct kvs_shard *shard, void *arg)
 {
     const struct kvs_hold *hold = arg;
-    kvs_core_discard(core, (struct kvs_core_holder){hold->instance, hold->request});
+    kvs_core_discard(shard->core, (struct kvs_core_holder){hold->instance, hold->request});
 }
 
-static void discard_instance(struct kvs_core *core, void *arg)
+static void discard_instance(struct kvs_shard *shard, void *arg)
 {
     const struct kvs_hold *hold = arg;
-    kvs_core_discard_instance(core, hold->instance);
+    kvs_core_discard_instance(shard->core, hold->instance);
 }
 
 void kvs_share_discard(struct kvs_share *share, struct kvs_hold hold, bool all_of_instance)
@@ -294,11 +301,12 @@ struct retiring {
     uint32_t n;
 };
 
-static void retire(struct kvs_core *core, void *arg)
+static void retire(struct kvs_shard *shard, void *arg)
 {
     const struct retiring *retiring = arg;
     for (uint32_t i = 0; i < retiring->n; i++) {
-        kvs_core_retire(core, retiring->lineages[i]);
+        kvs_core_retire(shard->core, retiring->lineages[i]);
+        kvs_ring_cleared(shard, KVS_EVENT_RETIRED, UINT32_MAX, retiring->lineages[i]);
     }
 }
 
@@ -309,9 +317,11 @@ void kvs_share_retire(struct kvs_share *share, const struct kvb_lineage *lineage
     kvs_share_poke(share, true);
 }
 
-static void remove_tenant(struct kvs_core *core, void *arg)
+static void remove_tenant(struct kvs_shard *shard, void *arg)
 {
-    kvs_core_remove_tenant(core, *(const uint32_t *)arg);
+    uint32_t tenant = *(const uint32_t *)arg;
+    kvs_core_remove_tenant(shard->core, tenant);
+    kvs_ring_cleared(shard, KVS_EVENT_TENANT_REMOVED, tenant, (struct kvb_lineage){0});
 }
 
 void kvs_share_remove_tenant(struct kvs_share *share, const char *tenant)
@@ -323,10 +333,11 @@ void kvs_share_remove_tenant(struct kvs_share *share, const char *tenant)
     }
 }
 
-static void clear(struct kvs_core *core, void *arg)
+static void clear(struct kvs_shard *shard, void *arg)
 {
     (void)arg;
-    kvs_core_clear(core);
+    kvs_core_clear(shard->core);
+    kvs_ring_cleared(shard, KVS_EVENT_CLEARED, UINT32_MAX, (struct kvb_lineage){0});
 }
 
 void kvs_share_clear(struct kvs_share *share)
@@ -359,10 +370,10 @@ static void collect(void *arg, uint32_t space, struct kvb_lineage lineage)
     collected->lineages[collected->n++] = lineage;
 }
 
-static void collect_shard(struct kvs_core *core, void *arg)
+static void collect_shard(struct kvs_shard *shard, void *arg)
 {
     struct collected *collected = arg;
-    kvs_core_each_lineage(core, collected->tenant, collect, collected);
+    kvs_core_each_lineage(shard->core, collected->tenant, collect, collected);
 }
 
 static kvb_status_t share_lineages(void *ctx, const char *tenant, struct kvb_lineage **lineages_p,
@@ -396,11 +407,11 @@ struct quota {
     kvb_status_t status;
 };
 
-static void set_quota(struct kvs_core *core, void *arg)
+static void set_quota(struct kvs_shard *shard, void *arg)
 {
     struct quota *quota = arg;
     if (quota->status == KVB_OK) {
-        quota->status = kvs_core_set_quota(core, quota->tenant, quota->each);
+        quota->status = kvs_core_set_quota(shard->core, quota->tenant, quota->each);
     }
 }
 

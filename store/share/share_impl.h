@@ -21,7 +21,8 @@
 /* One shard. Its core is run by whoever holds the lock; bytes are moved without it. */
 struct kvs_shard {
     struct kvb_mutex lock;
-    struct kvs_core *core; /* guarded by lock */
+    struct kvs_core *core;   /* guarded by lock */
+    struct kvs_ring *events; /* guarded by lock; NULL: none are kept */
     uint8_t *base;
     uint64_t len;
 };
@@ -88,6 +89,15 @@ KVB_MUST_USE kvb_status_t kvs_share_remove(struct kvs_share *share, uint64_t now
 KVB_MUST_USE kvb_status_t kvs_share_pin(struct kvs_share *share, uint64_t now_ns,
                                         const struct kvs_core_where *where,
                                         const struct kvs_core_key *key, enum kvs_pin pin);
+
+/* ---- events ---- */
+
+/* n 0: none. NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvs_ring_create(struct kvs_shard *shard, uint32_t n);
+void kvs_ring_destroy(struct kvs_shard *shard);
+/* Something was cleared, as a whole. Lock held. UINT32_MAX: of no tenant. */
+void kvs_ring_cleared(struct kvs_shard *shard, enum kvs_event_kind kind, uint32_t tenant,
+                      struct kvb_lineage lineage);
 
 /* ---- sessions, holds ---- */
 

@@ -249,6 +249,23 @@ KVB_MUST_USE kvb_status_t kvs_core_remove(struct kvs_core *core, uint64_t now_ns
                                           const struct kvs_core_key *key, bool force);
 
 /*
+ * Removes the tenant's objects that match, of all its spaces and lineages, as kvs_core_remove does:
+ * walks `budget` buckets of the index (about one object each) from where the last call came to.
+ * true: more is left. What is put meanwhile may be met or not.
+ */
+struct kvs_core_sweep {
+    uint32_t tenant;
+    bool force;
+    bool (*matches)(void *arg, struct kvb_span block); /* must not call into the core */
+    void *arg;
+    uint64_t removed;
+    uint64_t kept; /* BUSY */
+    uint32_t next; /* 0 at first */
+};
+bool kvs_core_sweep(struct kvs_core *core, uint64_t now_ns, struct kvs_core_sweep *sweep,
+                    uint32_t budget);
+
+/*
  * These miss at once and cost the same for ten objects and ten million; the space follows by
  * reclaim, or under the next puts. Attempts begun before answer FENCED at commit. Pins and holds
  * count for nothing; tickets keep their object's space (not the object) to their end.
@@ -267,6 +284,23 @@ void kvs_core_clear(struct kvs_core *core);
 void kvs_core_each_lineage(const struct kvs_core *core, uint32_t tenant,
                            void (*each)(void *arg, uint32_t space, struct kvb_lineage lineage),
                            void *arg);
+
+/* ---- changes ---- */
+
+enum kvs_change { KVS_CHANGE_STORED, KVS_CHANGE_REMOVED, KVS_CHANGE_EVICTED };
+struct kvs_core_change {
+    enum kvs_change change;
+    uint32_t space;
+    uint32_t tenant;
+    struct kvb_lineage lineage;
+    struct kvs_core_key key;
+    uint64_t len;
+};
+/* Calls changed for each object that becomes visible, and for each visible one that is removed or
+ * evicted; not for what is cleared. It must not call into the core. NULL, the default: nobody. */
+void kvs_core_on_change(struct kvs_core *core,
+                        void (*changed)(void *arg, const struct kvs_core_change *change),
+                        void *arg);
 
 /* ---- upkeep ---- */
 

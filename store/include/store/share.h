@@ -23,6 +23,7 @@ struct kvs_share_config {
     uint64_t hold_bytes_max; /* that one instance may hold; 0: a quarter of the share */
     bool huge_pages;         /* hugetlb pages, or NO_MEMORY; else transparent ones, as a wish */
     bool prefault;           /* touch every page now, rather than with the first put there */
+    uint32_t events;         /* of each shard, that are kept for readers; 0: none */
 };
 
 /* INVALID, NO_MEMORY, IO; logged with its cause and what to change. */
@@ -42,6 +43,59 @@ void kvs_share_clear(struct kvs_share *share);
 
 /* What a coordinator retires through; ctx: the share. */
 extern const struct kvs_reclaim_ops kvs_share_reclaim;
+
+/*
+ * Removes a tenant's objects, of all its layouts and lineages, whose block key matches the pattern:
+ * `*` is any bytes, `?` any one byte, a backslash takes the next byte as it is. A bounded step
+ * each; true: not through yet. What is put meanwhile may be met or not. Any thread; one for each
+ * sweep.
+ */
+#define KVS_PATTERN_MAX 512u
+struct kvs_sweep {
+    char tenant[64];
+    uint8_t pattern[KVS_PATTERN_MAX];
+    uint32_t pattern_len;
+    bool force; /* else what is read, promised or pinned is kept */
+    uint64_t removed, kept;
+    struct {
+        uint32_t shard, next;
+    } impl; /* zero at first */
+};
+bool kvs_share_sweep(struct kvs_share *share, uint64_t now_ns, struct kvs_sweep *sweep);
+
+/* ---- events ---- */
+
+#define KVS_EVENTS(X)                                                                              \
+    X(STORED, "stored")                                                                            \
+    X(REMOVED, "removed")                                                                          \
+    X(EVICTED, "evicted")                                                                          \
+    X(RETIRED, "retired")               /* everything of the lineage */                            \
+    X(TENANT_REMOVED, "tenant_removed") /* everything of the tenant, so far */                     \
+    X(CLEARED, "cleared")               /* everything, so far */
+enum kvs_event_kind {
+#define X(name, text) KVS_EVENT_##name,
+    KVS_EVENTS(X)
+#undef X
+};
+const char *kvs_event_text(enum kvs_event_kind kind);
+
+/* What became of an object, or of many. Members that do not apply are empty. */
+struct kvs_event {
+    uint64_t seq; /* of its shard: 1, 2, ... */
+    enum kvs_event_kind kind;
+    struct kvs_space space;
+    struct kvb_lineage lineage;
+    uint8_t key[KVS_CORE_KEY_MAX];
+    uint32_t key_len, group, part;
+    uint64_t len;
+};
+/*
+ * The events of one shard (0 to shards - 1) that came after `after` (0: from the first), at most
+ * max, oldest first, in the order in which they happened there. Events wait for nobody: those
+ * overwritten before they were read are counted in *lost_p. Recording costs no lock of its own.
+ */
+uint32_t kvs_share_events(struct kvs_share *share, uint32_t shard, uint64_t after,
+                          struct kvs_event *out, uint32_t max, uint64_t *lost_p);
 
 /* ---- statistics ---- */
 

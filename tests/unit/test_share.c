@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A share by itself: its memory, removing by pattern, events, upkeep. */
+#include "share/share_impl.h"
+#include "test_store.h"
+
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+
+static void open_store(struct test_store *store, uint32_t shards)
+{
+    test_store_open(store, &(struct test_store_config){.share_bytes = MIB(4), .shards = shards},
+                    false);
+}
+
+/* ---- memory ---- */
+
+Test(share, its_memory_is_touched_on_request_and_huge_pages_are_there_or_refused)
+{
+    struct kvs_share *share;
+    struct kvs_share_config config = {.bytes = MIB(4), .prefault = true};
+    kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    cr_assert_eq(kvs_share_create(&kvb_random_real, &config, &share), KVB_OK);
+    unsigned char resident[MIB(4) / 4096] = {0};
+    cr_assert_eq(mincore(share->memory, MIB(4), resident), 0);
+    for (size_t i = 0; i < sizeof resident; i++) {
+        cr_assert(resident[i] & 1, "page %zu", i);
+    }
+    kvs_share_destroy(share);
+    config.huge_pages = true;
+    kvb_status_t status = kvs_share_create(&kvb_random_real, &config, &share);
+    cr_assert(status == KVB_OK || status == KVB_ERR_NO_MEMORY);
+    if (status == KVB_OK) {
+        kvs_share_destroy(share);
+    }
+    cr_assert(!test_memfd_held("kvplane-share"));
+}
+
+Test(share, what_cannot_be_a_share_is_refused)
+{
+    struct kvs_share *share;
+    kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    static const struct kvs_share_config bad[] = {
+        {.bytes = 0},
+        {.bytes = KVS_CORE_PAGE - 1},
+        {.bytes = MIB(1), .shards = 17},
+        {.bytes = KVS_CORE_SHARE_MAX * 2, .shards = 1},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_assert_eq(kvs_share_create(&kvb_random_real, &bad[i], &share), KVB_ERR_INVALID);
+    }
+}
+
+/* ---- by pattern ---- */
+
+static uint64_t sweep(struct test_store *store, const char *tenant, const void *pattern, size_t len,
+                      bool force, uint64_t *kept_p)
+{
+    struct kvs_sweep sweep = {.pattern_len = (uint32_t)len, .force = force};
+    (void)snprintf(sweep.tenant, sizeof sweep.tenant, "%s", tenant);
+    memcpy(sweep.pattern, pattern, len);
+    while (kvs_share_sweep(store->share, store->sim.now_ns, &sweep)) {
+    }
+    if (kept_p != NULL) {
+        *kept_p = sweep.kept;
+    }
+    return sweep.removed;
+}
+
+Test(share, a_pattern_means_what_it_says)
+{
+    static const struct {
+        const char *pattern, *key;
+        bool match;
+    } cases[] = {
+        {"abc", "abc", true},       {"abc", "abcd", false},      {"abc", "ab", false},
+        {"*", "x", true},           {"a*", "a", true},           {"a*", "ab/c", true},
+        {"a*", "ba", false},        {"*c", "abc", true},         {"*c", "abcd", false},
+        {"a*b*c", "axxbyyc", true}, {"a*b*c", "axxcyyb", false}, {"a*bc", "abcbc", true},
+        {"?", "a", true},           {"?", "ab", false},          {"a?c", "abc", true},
+        {"\\*", "*", true},         {"\\*", "a", false},         {"a\\?", "a?", true},
+        {"a\\?", "ab", false},      {"\\\\", "\\", true},        {"**a**", "xay", true},
+        {"", "a", false},           {"*a*b", "aab", true},       {"\\", "\\", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct test_store store;
+        open_store(&store, 1);
+        const char *key = cases[i].key, *pattern = cases[i].pattern;
+        cr_assert_eq(test_put(&store, key, strlen(key), 10, 1), KVB_OK);
+        cr_assert_eq(sweep(&store, "t", pattern, strlen(pattern), false, NULL), cases[i].match,
+                     "%s %s", pattern, key);
+        cr_assert_eq(test_exists(&store, key, strlen(key)),
+                     cases[i].match ? KVB_ERR_NOT_FOUND : KVB_OK);
+        test_store_close(&store);
+    }
+}
+
+Test(share, a_pattern_removes_of_its_tenant_alone_in_all_layouts_and_lineages)
+{
+    struct test_store store;
+    open_store(&store, 3);
+    for (int t = 0; t < 2; t++) {
+        for (int l = 0; l < 2; l++) {
+            for (uint64_t g = 1; g < 3; g++) {
+                for (uint64_t k = 0; k < 50; k++) {
+                    char key[16];
+                    strcpy(store.space.tenant, t == 0 ? "t" : "u");
+                    strcpy(store.space.layout, l == 0 ? "l" : "m");
+                    store.lineage.id.lo = g;
+                    (void)snprintf(key, sizeof key, "%s%lu", k % 2 == 0 ? "even" : "odd", k);
+                    cr_assert_eq(test_put(&store, key, strlen(key), 64, 1), KVB_OK);
+                }
+            }
+        }
+    }
+    struct kvb_lineage retired = {{1, 2}};
+    kvs_share_retire(store.share, &retired, 1);
+    cr_assert_eq(sweep(&store, "t", "even*", 5, false, NULL), 50, "of what is not cleared");
+    cr_assert_eq(sweep(&store, "nobody", "*", 1, true, NULL), 0);
+    struct kvs_core_tenant_stats stats;
+    kvs_share_tenant_stats(store.share, "t", &stats);
+    cr_assert_eq(stats.objects, 50);
+    kvs_share_tenant_stats(store.share, "u", &stats);
+    cr_assert_eq(stats.objects, 100);
+    cr_assert_null(kvs_share_validate(store.share));
+    test_store_close(&store);
+}
+
+Test(share, a_pattern_keeps_what_is_promised_or_pinned_unless_it_is_forced)
+{
+    struct test_store store;
+    struct test_job job;
+    uint64_t kept;
+    open_store(&store, 2);
+    cr_assert_eq(test_put(&store, "held", 4, 64, 1), KVB_OK);
+    cr_assert_eq(test_put(&store, "free", 4, 64, 1), KVB_OK);
+    test_job_add(test_job_init(&job, &store, KVS_PUT), &store, "pinned", 6, 0, 64);
+    job.batch.pin = KVS_PIN_SOFT;
+    test_job_run(&job, &store);
+    test_job_add(test_job_init(&job, &store, KVS_EXISTS), &store, "held", 4, 0, 1);
+    job.batch.hold = (struct kvs_hold){9, 1};
+    test_job_run(&job, &store);
+    cr_assert_eq(sweep(&store, "t", "*", 1, false, &kept), 1);
+    cr_assert_eq(kept, 2);
+    cr_assert_eq(test_exists(&store, "free", 4), KVB_ERR_NOT_FOUND);
+    cr_assert_eq(sweep(&store, "t", "*", 1, true, &kept), 2);
+    cr_assert_eq(kept, 0);
+    cr_assert_eq(test_stats(&store).core.used_bytes, 0);
+    test_store_close(&store);
+}
+
+Test(share, removing_by_pattern_goes_in_bounded_steps_while_the_index_grows)
+{
+    struct test_store store;
+    open_store(&store, 1);
+    uint64_t n = 0, steps = 0;
+    for (; n < 3000; n++) {
+        cr_assert_eq(test_put(&store, &n, sizeof n, 8, 1), KVB_OK);
+    }
+    struct kvs_sweep all = {.tenant = "t", .pattern = "*", .pattern_len = 1};
+    uint64_t before = 0;
+    while (kvs_share_sweep(store.share, store.sim.now_ns, &all)) {
+        cr_assert_leq(all.removed - before, 2000, "of a few hundred buckets");
+        before = all.removed;
+        steps++;
+        for (uint64_t i = 0; i < 200 && n < 6000; i++, n++) {
+            cr_assert_eq(test_put(&store, &n, sizeof n, 8, 1), KVB_OK);
+        }
+    }
+    cr_assert_gt(steps, 5);
+    for (uint64_t i = 0; i < 3000; i++) {
+        cr_assert_eq(test_exists(&store, &i, sizeof i), KVB_ERR_NOT_FOUND,
+                     "was there all the time");
+    }
+    cr_assert_null(kvs_share_validate(store.share));
+    test_store_close(&store);
+}
+
+/* ---- events ---- */
+
+/* The store's own share has no events: puts go to one that has, by its index alone. */
+static struct kvs_core_where where_of(struct kvs_share *share, const struct kvs_space *space)
+{
+    struct kvs_core_where where = {.lineage = {{5, 6}}};
+    cr_assert_eq(kvs_names_space(&share->names, space, &where.space, &where.tenant), KVB_OK);
+    return where;
+}
+
+static kvb_status_t put(struct kvs_share *share, const struct kvs_core_where *where,
+                        const char *key, uint64_t len)
+{
+    struct kvs_shard *shard = &share->shards[0];
+    struct kvs_core_key core_key = {{(const uint8_t *)key, strlen(key)}, 1, 2};
+    struct kvs_core_put what = {.len = len, .session = KVS_LOCAL_SESSION, .deadline_ns = KVB_NEVER};
+    struct kvs_attempt attempt;
+    struct kvs_extents extents;
+    kvs_extents_init(&extents);
+    kvb_mutex_lock(&shard->lock);
+    kvb_status_t status =
+        kvs_core_reserve(shard->core, 1, where, &core_key, &what, &attempt, &extents);
+    if (status == KVB_OK) {
+        status = kvs_core_commit(shard->core, 1, attempt, KVS_LOCAL_SESSION, 0);
+    }
+    kvb_mutex_unlock(&shard->lock);
+    kvs_extents_cleanup(&extents);
+    return status;
+}
+
+static struct kvs_share *share_with_events(uint32_t n)
+{
+    struct kvs_share *share;
+    const struct kvs_share_config config = {.bytes = MIB(1), .shards = 1, .events = n};
+    kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    cr_assert_eq(kvs_share_create(&kvb_random_real, &config, &share), KVB_OK);
+    return share;
+}
+
+static const struct kvs_space space = {"tenant", "layout"};
+
+Test(share, what_becomes_of_objects_is_told_in_order)
+{
+    struct kvs_share *share = share_with_events(64);
+    struct kvs_core_where where = where_of(share, &space);
+    static struct kvs_event events[64];
+    uint64_t lost;
+    cr_assert_eq(kvs_share_events(share, 0, 0, events, 64, &lost), 0);
+    cr_assert_eq(put(share, &where, "big", KIB(700)), KVB_OK);
+    cr_assert_eq(put(share, &where, "big", 1), KVB_ERR_EXISTS, "nothing happened");
+    cr_assert_eq(put(share, &where, "bigger", KIB(800)), KVB_OK); /* evicts big */
+    cr_assert_eq(put(share, &where, "a", 100), KVB_OK);
+    struct kvs_core_key key = {{(const uint8_t *)"a", 1}, 1, 2};
+    cr_assert_eq(kvs_share_remove(share, 1, &where, &key, false), KVB_OK);
+    kvs_share_retire(share, &where.lineage, 1);
+    kvs_share_remove_tenant(share, "tenant");
+    kvs_share_clear(share);
+    static const struct {
+        enum kvs_event_kind kind;
+        const char *key, *tenant, *layout;
+        uint64_t len;
+    } want[] = {
+        {KVS_EVENT_STORED, "big", "tenant", "layout", KIB(700)},
+        {KVS_EVENT_EVICTED, "big", "tenant", "layout", KIB(700)},
+        {KVS_EVENT_STORED, "bigger", "tenant", "layout", KIB(800)},
+        {KVS_EVENT_STORED, "a", "tenant", "layout", 100},
+        {KVS_EVENT_REMOVED, "a", "tenant", "layout", 100},
+        {KVS_EVENT_RETIRED, "", "", "", 0},
+        {KVS_EVENT_TENANT_REMOVED, "", "tenant", "", 0},
+        {KVS_EVENT_CLEARED, "", "", "", 0},
+    };
+    uint32_t n = kvs_share_events(share, 0, 0, events, 64, &lost);
+    cr_assert_eq(n, 8);
+    cr_assert_eq(lost, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        cr_assert_eq(events[i].seq, i + 1);
+        cr_assert_eq(events[i].kind, want[i].kind, "event %u: %s", i,
+                     kvs_event_text(events[i].kind));
+        cr_assert_eq(events[i].key_len, strlen(want[i].key));
+        cr_assert_eq(memcmp(events[i].key, want[i].key, events[i].key_len), 0);
+        cr_assert_str_eq(events[i].space.tenant, want[i].tenant);
+        cr_assert_str_eq(events[i].space.layout, want[i].layout);
+        cr_assert_eq(events[i].len, want[i].len);
+        cr_assert_eq(kvb_lineage_equal(events[i].lineage, where.lineage), i < 6);
+        cr_assert_eq(events[i].part, i < 5 ? 2 : 0);
+    }
+    cr_assert_eq(kvs_share_events(share, 0, 6, events, 1, &lost), 1, "at most as many as asked");
+    cr_assert_eq(events[0].seq, 7);
+    cr_assert_eq(kvs_share_events(share, 0, 8, events, 64, &lost), 0);
+    cr_assert_eq(kvs_share_events(share, 1, 0, events, 64, &lost), 0, "no such shard");
+    kvs_share_destroy(share);
+}
+
+Test(share, events_wait_for_nobody_and_say_how_many_were_missed)
+{
+    struct kvs_share *share = share_with_events(4);
+    struct kvs_core_where where = where_of(share, &space);
+    static struct kvs_event events[8];
+    uint64_t lost;
+    for (int i = 0; i < 10; i++) {
+        char key[8];
+        (void)snprintf(key, sizeof key, "k%d", i);
+        cr_assert_eq(put(share, &where, key, 10), KVB_OK);
+    }
+    cr_assert_eq(kvs_share_events(share, 0, 0, events, 8, &lost), 4);
+    cr_assert_eq(lost, 6);
+    cr_assert_eq(events[0].seq, 7);
+    cr_assert_eq(memcmp(events[0].key, "k6", 2), 0);
+    cr_assert_eq(events[3].seq, 10);
+    cr_assert_eq(kvs_share_events(share, 0, 7, events, 8, &lost), 3);
+    cr_assert_eq(lost, 0);
+    kvs_share_destroy(share);
+}
+
+/* ---- upkeep ---- */
+
+static void on_poked(void *ctx)
+{
+    ++*(uint32_t *)ctx;
+}
+
+Test(share, its_owner_is_poked_once_for_what_it_does_not_know)
+{
+    struct kvs_share *share = share_with_events(0);
+    struct kvs_core_where where = where_of(share, &space);
+    uint32_t pokes = 0;
+    kvs_share_on_poke(share, on_poked, &pokes);
+    cr_assert_eq(kvs_share_upkeep(share, 1), KVB_NEVER);
+    cr_assert_eq(put(share, &where, "a", 100), KVB_OK);
+    kvs_share_clear(share);
+    kvs_share_clear(share);
+    cr_assert_eq(pokes, 1);
+    cr_assert_eq(kvs_share_upkeep(share, 1), KVB_NEVER, "one step was enough");
+    struct kvs_share_stats stats;
+    kvs_share_stats(share, &stats);
+    cr_assert_eq(stats.core.used_bytes, 0);
+    kvs_share_clear(share);
+    cr_assert_eq(pokes, 2, "it is told anew");
+
+    /* a lease: the first pokes, later ones do not; the owner comes back by itself */
+    struct kvs_lookup *lookup = calloc(1, sizeof *lookup);
+    (void)kvs_share_upkeep(share, 1);
+    cr_assert_eq(put(share, &where, "a", 100), KVB_OK);
+    lookup->entries[0].key = (struct kvs_core_key){{(const uint8_t *)"a", 1}, 1, 2};
+    for (uint64_t i = 1; i <= 3; i++) {
+        kvs_share_exists(share, 10, &where, lookup, 1, (struct kvs_hold){9, i}, 5 * KVB_NS_PER_S);
+        cr_assert_eq(lookup->entries[0].status, KVB_OK);
+        cr_assert_eq(pokes, 3);
+    }
+    cr_assert_eq(kvs_share_upkeep(share, 10), 5 * KVB_NS_PER_S);
+    cr_assert_eq(kvs_share_upkeep(share, 20), 5 * KVB_NS_PER_S, "early: nothing happens");
+    cr_assert_eq(kvs_share_upkeep(share, 5 * KVB_NS_PER_S), KVB_NEVER);
+    kvs_share_stats(share, &stats);
+    cr_assert_eq(stats.core.holds, 0);
+    kvs_share_exists(share, 6 * KVB_NS_PER_S, &where, lookup, 1, (struct kvs_hold){9, 1},
+                     9 * KVB_NS_PER_S);
+    cr_assert_eq(pokes, 4, "it looks no more by itself, and is told");
+    free(lookup);
+    kvs_share_destroy(share);
+}
