@@ -603,3 +603,30 @@ Test(service, a_name_that_does_not_fit_is_refused)
     cr_assert_eq(kvs_share_create(&store.sim.random, &none, &share), KVB_ERR_INVALID);
     test_store_close(&store);
 }
+
+Test(service, connections_that_come_and_go_leave_nothing_but_their_counts)
+{
+    struct test_store store;
+    uint64_t metadata = 0;
+    open_store(&store);
+    for (int round = 0; round < 3000; round++) {
+        if (round % 1000 == 0) {
+            cr_assert_eq(test_put(&store, &round, sizeof round, 1000, 1), KVB_OK);
+        }
+        struct fake_peer *peer =
+            kvb_container_of(kvb_list_first(&fake_tcp.peers), struct fake_peer, link);
+        fake_peer_cut(peer);
+        cr_assert(sim_run_until(&store.sim, reconnected, store.node, 1000));
+        cr_assert(fake_has_lane_(peer) || sim_run_until(&store.sim, reconnected, store.node, 1000));
+        sim_advance(&store.sim, 60);
+        if (round == 20) {
+            metadata = test_stats(&store).core.metadata_bytes;
+        }
+    }
+    cr_assert_eq(test_stats(&store).core.metadata_bytes, metadata);
+    kvs_service_destroy(store.service);
+    sim_settle(&store.sim);
+    cr_assert_eq(test_stats(&store).puts, 3, "of a service that is gone");
+    test_store_serve(&store, &(struct test_store_config){0}, 2);
+    test_store_close(&store);
+}
