@@ -32,8 +32,7 @@ struct kvs_local {
     struct kvb_list idle;
     uint32_t nops; /* running */
 
-    struct kvb_list scrubbing;
-    uint32_t nscrubbing;
+    struct kvs_scrubs scrubs;
 };
 
 struct kvs_local_call {
@@ -51,11 +50,5 @@ KVB_MUST_USE kvb_status_t kvs_op_begin(struct kvs_local_call *call, uint32_t ite
 /* Ends all of a call's operations soon, with this status unless they come to another by then. */
 void kvs_op_stop_all(struct kvs_local_call *call, kvb_status_t status, uint64_t stop_deadline_ns);
 void kvs_op_cleanup(struct kvs_local *local);
-
-/* Hashes an object again after a mismatch, in small steps, and drops it if it is bad. Best effort:
- * does nothing when too many run. */
-void kvs_scrub_start(struct kvs_local *local, struct kvs_shard *shard,
-                     const struct kvs_core_where *where, const struct kvs_core_key *key);
-void kvs_scrub_cleanup(struct kvs_local *local);
 
 #endif

@@ -207,7 +207,7 @@ kvb_status_t kvs_node_create(struct kvb_sched *sched, struct kvt_transport *tran
     local->ticket_ms = kvs_ticket_ms(config->ticket_ms);
     local->hold_ms = config->hold_ms != 0 ? config->hold_ms : DEFAULT_HOLD_MS;
     kvb_list_init(&local->idle);
-    kvb_list_init(&local->scrubbing);
+    kvs_scrubs_init(&local->scrubs, sched, share, &local->counts, local->ticket_ms * KVB_NS_PER_MS);
     kvs_calls_init(&local->calls, sched, &calls_ops);
     kvs_share_counts_add(share, &local->counts);
     *node_p = &local->base;
@@ -226,7 +226,7 @@ void kvs_node_destroy(struct kvs_node *node)
     }
     struct kvs_local *local = of(node);
     kvs_calls_cleanup(&local->calls);
-    kvs_scrub_cleanup(local);
+    kvs_scrubs_cleanup(&local->scrubs);
     kvs_op_cleanup(local);
     kvs_share_counts_remove(local->share, &local->counts);
     destroy_reach(local);

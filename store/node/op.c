@@ -286,7 +286,7 @@ static void get_verify(struct op *op)
         KVB_LOG_LIMITED(WARN, "bytes read do not match their checksum",
                         KVB_U64("bytes", op->found.len));
         struct kvs_core_key key = key_of(item);
-        kvs_scrub_start(home(op), op->shard, &op->call->where, &key);
+        kvs_scrub_start(&home(op)->scrubs, op->shard, &op->call->where, &key);
     }
     finish(op, status, op->found.len);
 }

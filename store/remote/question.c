@@ -111,6 +111,25 @@ static uint64_t stored_len(const struct question *question)
     return kvs_len_unpack(answer, &len) == KVB_OK ? len : 0;
 }
 
+static void pack_space(struct kvs_ask *ask, const struct kvs_batch *batch)
+{
+    const struct kvs_space *space = batch->space;
+    ask->space.tenant = (struct kvb_span){(const uint8_t *)space->tenant, strlen(space->tenant)};
+    ask->space.layout = (struct kvb_span){(const uint8_t *)space->layout, strlen(space->layout)};
+    ask->lineage = batch->lineage;
+}
+
+/* The bytes of a get were wrong: on the way, or where they lie? The node finds out. */
+static void have_scrubbed(struct question *question)
+{
+    const struct kvs_item *item = kvs_call_item(question->call, question->first);
+    struct kvs_ask *ask = &question->remote->ask;
+    pack_space(ask, question->call->base->batch);
+    ask->nkeys = 1;
+    ask->keys[0] = (struct kvs_core_key){item->key, item->group, item->part};
+    kvs_remote_aside(question->remote, KVS_ASK_SCRUB);
+}
+
 static void on_done(struct kvt_transfer *transfer, kvb_status_t status)
 {
     struct question *question = kvb_container_of(transfer, struct question, transfer);
@@ -122,6 +141,8 @@ static void on_done(struct kvt_transfer *transfer, kvb_status_t status)
         status = answer_items(question);
     } else if (status == KVB_ERR_TOO_LARGE && call->base->batch->op == KVS_GET) {
         len = stored_len(question);
+    } else if (status == KVB_ERR_CHECKSUM && call->base->batch->op == KVS_GET) {
+        have_scrubbed(question);
     } else if (status == KVB_ERR_DISCONNECTED) {
         status = KVB_ERR_UNAVAILABLE; /* the node is gone, or what it would have said of it is */
     }
@@ -135,14 +156,6 @@ static void on_done(struct kvt_transfer *transfer, kvb_status_t status)
 }
 
 /* ---- begin ---- */
-
-static void pack_space(struct kvs_ask *ask, const struct kvs_batch *batch)
-{
-    const struct kvs_space *space = batch->space;
-    ask->space.tenant = (struct kvb_span){(const uint8_t *)space->tenant, strlen(space->tenant)};
-    ask->space.layout = (struct kvb_span){(const uint8_t *)space->layout, strlen(space->layout)};
-    ask->lineage = batch->lineage;
-}
 
 static bool key_fits(const struct kvs_item *item)
 {

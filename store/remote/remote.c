@@ -47,9 +47,9 @@ static void remote_stop(struct kvs_node *node, struct kvs_node_call *node_call, 
     kvs_question_stop_all(call, expired ? KVB_ERR_TIMEOUT : KVB_ERR_CANCELED, stop_deadline_ns);
 }
 
-/* ---- discard: nobody waits for it. What it does not reach ends at its bound ---- */
+/* ---- asides: questions whose answer nobody waits for; those that cannot be asked are not ---- */
 
-#define DISCARD_MS 2000
+#define ASIDE_MS 2000
 
 struct aside {
     struct kvb_list link;
@@ -64,10 +64,33 @@ static void destroy_aside(struct aside *aside)
     free(aside);
 }
 
-static void on_discarded(struct kvt_transfer *transfer, kvb_status_t status)
+static void on_aside_done(struct kvt_transfer *transfer, kvb_status_t status)
 {
     (void)status;
     destroy_aside(kvb_container_of(transfer, struct aside, transfer));
+}
+
+void kvs_remote_aside(struct kvs_remote *remote, enum kvs_question type)
+{
+    struct aside *aside = calloc(1, sizeof *aside);
+    if (aside == NULL) {
+        return;
+    }
+    kvb_list_init(&aside->link);
+    kvb_writer_init(&aside->ask, KVT_TCP_ASK_MAX);
+    kvs_ask_pack(&aside->ask, type, &remote->ask);
+    aside->transfer = (struct kvt_transfer){
+        .deadline_ns = kvb_deadline_in_ms(remote->sched->clock, ASIDE_MS),
+        .done = on_aside_done,
+        .type = (uint16_t)type,
+        .ask = {aside->ask.data, aside->ask.len},
+    };
+    if (aside->ask.status == KVB_OK &&
+        kvt_transfer_start(remote->transport, &aside->transfer) == KVB_OK) {
+        kvb_list_push_back(&remote->asides, &aside->link);
+    } else {
+        destroy_aside(aside);
+    }
 }
 
 struct kvs_hold kvs_remote_hold(const struct kvs_remote *remote, struct kvs_hold hold)
@@ -80,30 +103,13 @@ struct kvs_hold kvs_remote_hold(const struct kvs_remote *remote, struct kvs_hold
     return hold;
 }
 
+/* What it does not reach ends at its bound. */
 static void remote_discard(struct kvs_node *node, struct kvs_hold hold, bool all_of_instance)
 {
     struct kvs_remote *remote = kvs_remote_of(node);
-    struct aside *aside = calloc(1, sizeof *aside);
-    if (aside == NULL) {
-        return;
-    }
-    kvb_list_init(&aside->link);
-    kvb_writer_init(&aside->ask, KVT_TCP_ASK_MAX);
     remote->ask.hold = kvs_remote_hold(remote, hold);
     remote->ask.all_of_instance = all_of_instance;
-    kvs_ask_pack(&aside->ask, KVS_ASK_DISCARD, &remote->ask);
-    aside->transfer = (struct kvt_transfer){
-        .deadline_ns = kvb_deadline_in_ms(remote->sched->clock, DISCARD_MS),
-        .done = on_discarded,
-        .type = KVS_ASK_DISCARD,
-        .ask = {aside->ask.data, aside->ask.len},
-    };
-    if (aside->ask.status == KVB_OK &&
-        kvt_transfer_start(remote->transport, &aside->transfer) == KVB_OK) {
-        kvb_list_push_back(&remote->asides, &aside->link);
-    } else {
-        destroy_aside(aside);
-    }
+    kvs_remote_aside(remote, KVS_ASK_DISCARD);
 }
 
 static uint64_t remote_heard_ns(struct kvs_node *node)

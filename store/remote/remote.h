@@ -33,12 +33,14 @@ struct kvs_remote {
     struct kvt_transfer report;
     uint8_t report_answer[KVS_STATUS_WIRE];
 
-    struct kvb_list asides; /* discards in flight: nobody waits for their answer */
+    struct kvb_list asides; /* discards and scrubs in flight */
     uint32_t ntenants;      /* questions about tenants */
 };
 
 struct kvs_remote *kvs_remote_of(struct kvs_node *node);
 
+/* Asks what remote.ask says, and waits for no answer. */
+void kvs_remote_aside(struct kvs_remote *remote, enum kvs_question type);
 /* Whom a hold belongs to, as the node knows it. */
 struct kvs_hold kvs_remote_hold(const struct kvs_remote *remote, struct kvs_hold hold);
 

@@ -145,6 +145,17 @@ static void serve_tenants(struct kvs_service *service, struct kvt_tcp_request *r
     answer(service, request);
 }
 
+/* A client read bytes that did not match their checksum: is it the object that is bad? */
+static void serve_scrub(struct kvs_service *service, struct kvt_tcp_request *request,
+                        const struct kvs_core_where *where)
+{
+    const struct kvs_core_key *key = &service->ask.keys[0];
+    struct kvs_shard *shard =
+        kvs_share_shard(service->share, kvs_share_seed(service->share, where), key->block);
+    kvs_scrub_start(&service->scrubs, shard, where, key);
+    answer_status(request, KVB_OK);
+}
+
 static const struct {
     void (*serve)(struct kvs_service *service, struct kvt_tcp_request *request,
                   const struct kvs_core_where *where);
@@ -154,6 +165,7 @@ static const struct {
     [KVS_ASK_PUT] = {kvs_serve_put, KVS_PUT},      [KVS_ASK_REMOVE] = {serve_remove, KVS_REMOVE},
     [KVS_ASK_PIN] = {serve_pin, KVS_PIN},          [KVS_ASK_DISCARD] = {serve_discard, KVS_PIN},
     [KVS_ASK_STATUS] = {serve_status, KVS_PIN},    [KVS_ASK_TENANTS] = {serve_tenants, KVS_PIN},
+    [KVS_ASK_SCRUB] = {serve_scrub, KVS_PIN},
 };
 
 /* Nothing was ever put there, or it cannot be: the same answer for every key. */
@@ -278,6 +290,8 @@ kvb_status_t kvs_service_create(const struct kvs_service_config *config,
     service->ticket_ns = kvs_ticket_ms(config->ticket_ms) * KVB_NS_PER_MS;
     service->hold_ns = (config->hold_ms != 0 ? config->hold_ms : DEFAULT_HOLD_MS) * KVB_NS_PER_MS;
     kvb_writer_init(&service->answer, KVT_TCP_ASK_MAX);
+    kvs_scrubs_init(&service->scrubs, service->sched, service->share, &service->counts,
+                    service->ticket_ns);
     kvs_serve_init(service);
     kvb_status_t status =
         kvs_spaces_init(&service->spaces, &config->share->names, config->sched->random);
@@ -308,6 +322,7 @@ void kvs_service_destroy(struct kvs_service *service)
     kvt_tcp_server_destroy(service->server);
     kvb_assert(kvs_service_running(service) == 0);
     kvs_serve_cleanup(service);
+    kvs_scrubs_cleanup(&service->scrubs);
     kvs_share_counts_remove(service->share, &service->counts);
     kvs_spaces_cleanup(&service->spaces);
     kvb_writer_cleanup(&service->answer);

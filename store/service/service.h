@@ -21,6 +21,7 @@ struct kvs_service {
     struct kvt_tcp_server *server;
     struct kvs_counts counts;
     struct kvs_spaces spaces;
+    struct kvs_scrubs scrubs;
     uint64_t ticket_ns;
     uint64_t hold_ns;
     atomic_bool draining; /* any thread */

@@ -109,6 +109,24 @@ void kvs_share_session_close(struct kvs_share *share, uint64_t session);
 /* Gives back what a request holds, or everything its instance holds. */
 void kvs_share_discard(struct kvs_share *share, struct kvs_hold hold, bool all_of_instance);
 
+/* ---- scrubs: one loop's ---- */
+
+struct kvs_scrubs {
+    struct kvb_sched *sched;
+    struct kvs_share *share;
+    struct kvs_counts *counts;
+    uint64_t ticket_ns;
+    struct kvb_list running;
+    uint32_t n;
+};
+void kvs_scrubs_init(struct kvs_scrubs *scrubs, struct kvb_sched *sched, struct kvs_share *share,
+                     struct kvs_counts *counts, uint64_t ticket_ns);
+void kvs_scrubs_cleanup(struct kvs_scrubs *scrubs); /* ends those that run */
+/* Hashes an object again after a mismatch, in small steps, and drops it if it is bad. Best effort:
+ * does nothing when too many run. */
+void kvs_scrub_start(struct kvs_scrubs *scrubs, struct kvs_shard *shard,
+                     const struct kvs_core_where *where, const struct kvs_core_key *key);
+
 /* ---- counters, upkeep ---- */
 
 /* counts: zeroed; the caller's until removed. */

@@ -56,7 +56,8 @@ enum kvs_wire_answer {
     X(PIN, 5, "pin", KVS_FIELD_SPACE | KVS_FIELD_PIN | KVS_FIELD_KEYS, false, ITEMS)               \
     X(DISCARD, 6, "discard", KVS_FIELD_HOLD | KVS_FIELD_ALL, false, EMPTY)                         \
     X(STATUS, 7, "status", 0, false, STATUS)                                                       \
-    X(TENANTS, 8, "tenants", KVS_FIELD_FROM, false, TENANTS)
+    X(TENANTS, 8, "tenants", KVS_FIELD_FROM, false, TENANTS)                                       \
+    X(SCRUB, 9, "scrub", KVS_FIELD_SPACE | KVS_FIELD_KEY, false, EMPTY)
 
 enum kvs_question {
 #define X(name, type, label, fields, body, answer) KVS_ASK_##name = (type),

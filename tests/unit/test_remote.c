@@ -330,6 +330,48 @@ Test(remote, a_lookup_stopped_half_way_answers_every_key_once)
     }
 }
 
+struct own_call {
+    struct kvs_node_call call;
+    bool done;
+};
+
+static void on_own_done(struct kvs_node_call *call)
+{
+    kvb_container_of(call, struct own_call, call)->done = true;
+}
+
+Test(remote, what_is_stopped_is_told_why_begun_or_not)
+{
+    static const struct {
+        bool expired;
+        kvb_status_t begun, rest;
+    } ways[] = {{true, KVB_ERR_TIMEOUT, KVB_ERR_UNAVAILABLE},
+                {false, KVB_ERR_CANCELED, KVB_ERR_CANCELED}};
+    for (int w = 0; w < 2; w++) {
+        struct test_store store;
+        struct test_job job;
+        static uint64_t keys[16];
+        test_store_open(&store, &config, false);
+        fake_tcp.held[FAKE_RECEIVING] = true;
+        test_job_init(&job, &store, KVS_PUT);
+        for (uint64_t i = 0; i < 16; i++) {
+            keys[i] = i;
+            test_job_add(&job, &store, &keys[i], 8, 0, 100);
+        }
+        struct own_call own = {.call = {.batch = &job.batch, .n = 16, .done = on_own_done}};
+        cr_assert_eq(store.node->ops->submit(store.node, &own.call), KVB_OK);
+        sim_settle(&store.sim);
+        store.node->ops->stop(store.node, &own.call, ways[w].expired, sim_in_ms(&store.sim, 200));
+        cr_assert(!own.done, "later");
+        cr_assert(sim_run_until_true(&store.sim, &own.done, 200));
+        for (int i = 0; i < 16; i++) {
+            cr_assert_eq(job.items[i].status, i < 8 ? ways[w].begun : ways[w].rest, "item %d", i);
+        }
+        fake_tcp.held[FAKE_RECEIVING] = false;
+        test_store_close(&store);
+    }
+}
+
 /* ---- holds ---- */
 
 static void hold_k(struct test_store *store, struct kvs_client *client)

@@ -3,6 +3,7 @@
  * A share served to others, taken apart: the connection goes a stage at a time (fake_tcp.h), so
  * anything can happen between reserve, bytes and commit, and between find, bytes and release.
  */
+#include "share/share_impl.h"
 #include "test_store.h"
 #include "wire/wire.h"
 
@@ -301,10 +302,45 @@ Test(service, bytes_that_went_wrong_on_the_way_are_a_miss_and_the_object_stays)
 {
     struct test_store store;
     open_store(&store);
-    cr_assert_eq(test_put(&store, "k", 1, KIB(100), 1), KVB_OK);
+    cr_assert_eq(test_put(&store, "k", 1, KIB(700), 1), KVB_OK);
     fake_tcp.corrupt = 1;
-    cr_assert_eq(test_get(&store, "k", 1, KIB(100), 1), KVB_ERR_CHECKSUM);
-    cr_assert_eq(test_get(&store, "k", 1, KIB(100), 1), KVB_OK);
+    cr_assert_eq(test_get(&store, "k", 1, KIB(700), 1), KVB_ERR_CHECKSUM);
+    sim_settle(&store.sim);
+    cr_assert_eq(test_stats(&store).scrubs, 1);
+    cr_assert_eq(test_stats(&store).scrubs_bad, 0);
+    cr_assert_eq(test_get(&store, "k", 1, KIB(700), 1), KVB_OK);
+    assert_at_rest(&store, test_stats(&store).core.live_bytes);
+    test_store_close(&store);
+}
+
+Test(service, bytes_that_went_bad_where_they_lie_are_a_miss_and_the_object_is_dropped)
+{
+    struct test_store store;
+    open_store(&store);
+    cr_assert_eq(test_put(&store, "k", 1, MIB(1), 1), KVB_OK);
+    store.share->shards[0].base[0] ^= 1; /* the first object of an empty share lies at its begin */
+    cr_assert_eq(test_get(&store, "k", 1, MIB(1), 1), KVB_ERR_CHECKSUM);
+    sim_settle(&store.sim);
+    cr_assert_eq(test_stats(&store).scrubs_bad, 1);
+    cr_assert_eq(test_get(&store, "k", 1, MIB(1), 1), KVB_ERR_NOT_FOUND);
+    cr_assert_eq(test_put(&store, "k", 1, MIB(1), 1), KVB_OK, "it can be put again");
+    cr_assert_eq(test_get(&store, "k", 1, MIB(1), 1), KVB_OK);
+    test_store_close(&store);
+}
+
+Test(service, a_node_destroyed_in_a_scrub_leaves_nothing)
+{
+    struct test_store store;
+    open_store(&store);
+    cr_assert_eq(test_put(&store, "k", 1, MIB(3), 1), KVB_OK);
+    fake_tcp.corrupt = 1;
+    cr_assert_eq(test_get(&store, "k", 1, MIB(3), 1), KVB_ERR_CHECKSUM);
+    while (test_stats(&store).core.tickets == 0) {
+        (void)sim_turn(&store.sim);
+    }
+    kvs_service_destroy(store.service);
+    cr_assert_eq(test_stats(&store).core.tickets, 0);
+    test_store_serve(&store, &(struct test_store_config){0}, 2);
     test_store_close(&store);
 }
 

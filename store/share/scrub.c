@@ -4,7 +4,7 @@
  * anew, under a ticket of its own, and hashed where it lies, a slice a turn. Bad and still the same
  * (the ticket was held to the end): dropped.
  */
-#include "local.h"
+#include "share_impl.h"
 
 #include "base/log.h"
 #include "base/xxh3.h"
@@ -19,7 +19,7 @@ struct scrub {
     XXH3_state_t hash;
     struct kvb_list link;
     struct kvb_event step;
-    struct kvs_local *local;
+    struct kvs_scrubs *scrubs;
     struct kvs_shard *shard;
     struct kvs_core_where where;
     struct kvs_core_key key; /* its block points to key_bytes */
@@ -32,14 +32,14 @@ struct scrub {
 
 static uint64_t now(const struct scrub *scrub)
 {
-    return kvb_now_ns(scrub->local->sched->clock);
+    return kvb_now_ns(scrub->scrubs->sched->clock);
 }
 
 static void destroy(struct scrub *scrub)
 {
     kvb_sched_unpost(&scrub->step);
     kvb_list_remove(&scrub->link);
-    scrub->local->nscrubbing--;
+    scrub->scrubs->n--;
     kvs_extents_cleanup(&scrub->extents);
     free(scrub);
 }
@@ -57,15 +57,15 @@ static bool release(struct scrub *scrub, bool bad)
             kvs_core_remove(shard->core, now(scrub), &scrub->where, &scrub->key, true) == KVB_OK;
     }
     kvb_mutex_unlock(&shard->lock);
-    kvs_share_poke(scrub->local->share, false);
+    kvs_share_poke(scrub->scrubs->share, false);
     return dropped;
 }
 
 static void finish(struct scrub *scrub)
 {
-    KVS_COUNT(&scrub->local->counts, scrubs, 1);
+    KVS_COUNT(scrub->scrubs->counts, scrubs, 1);
     if (release(scrub, XXH3_64bits_digest(&scrub->hash) != scrub->found.checksum)) {
-        KVS_COUNT(&scrub->local->counts, scrubs_bad, 1);
+        KVS_COUNT(scrub->scrubs->counts, scrubs_bad, 1);
         KVB_LOG_LIMITED(WARN, "an object's bytes are bad: dropped",
                         KVB_U64("bytes", scrub->found.len));
     }
@@ -90,23 +90,23 @@ static void on_step(struct kvb_event *event)
         }
     }
     if (scrub->extent < scrub->extents.n) {
-        kvb_sched_post(scrub->local->sched, &scrub->step);
+        kvb_sched_post(scrub->scrubs->sched, &scrub->step);
     } else {
         finish(scrub);
     }
 }
 
-void kvs_scrub_start(struct kvs_local *local, struct kvs_shard *shard,
+void kvs_scrub_start(struct kvs_scrubs *scrubs, struct kvs_shard *shard,
                      const struct kvs_core_where *where, const struct kvs_core_key *key)
 {
-    if (local->nscrubbing >= SCRUBS_MAX) {
+    if (scrubs->n >= SCRUBS_MAX) {
         return;
     }
     struct scrub *scrub = aligned_alloc(_Alignof(struct scrub), sizeof *scrub);
     if (scrub == NULL) {
         return;
     }
-    scrub->local = local;
+    scrub->scrubs = scrubs;
     scrub->shard = shard;
     scrub->where = *where;
     scrub->key = *key;
@@ -120,23 +120,31 @@ void kvs_scrub_start(struct kvs_local *local, struct kvs_shard *shard,
 
     uint64_t now_ns = now(scrub);
     kvb_mutex_lock(&shard->lock);
-    kvb_status_t status =
-        kvs_core_find(shard->core, now_ns, where, key, KVS_LOCAL_SESSION,
-                      now_ns + local->ticket_ms * KVB_NS_PER_MS, (struct kvs_core_holder){0},
-                      &scrub->found, &scrub->extents);
+    kvb_status_t status = kvs_core_find(shard->core, now_ns, where, key, KVS_LOCAL_SESSION,
+                                        now_ns + scrubs->ticket_ns, (struct kvs_core_holder){0},
+                                        &scrub->found, &scrub->extents);
     kvb_mutex_unlock(&shard->lock);
-    local->nscrubbing++;
-    kvb_list_push_back(&local->scrubbing, &scrub->link);
+    scrubs->n++;
+    kvb_list_push_back(&scrubs->running, &scrub->link);
     if (status != KVB_OK) {
         destroy(scrub);
         return;
     }
-    kvb_sched_post(local->sched, &scrub->step);
+    kvs_share_poke(scrubs->share, false);
+    kvb_sched_post(scrubs->sched, &scrub->step);
 }
 
-void kvs_scrub_cleanup(struct kvs_local *local)
+void kvs_scrubs_init(struct kvs_scrubs *scrubs, struct kvb_sched *sched, struct kvs_share *share,
+                     struct kvs_counts *counts, uint64_t ticket_ns)
 {
-    for (struct kvb_list *link; (link = kvb_list_first(&local->scrubbing)) != NULL;) {
+    *scrubs = (struct kvs_scrubs){
+        .sched = sched, .share = share, .counts = counts, .ticket_ns = ticket_ns};
+    kvb_list_init(&scrubs->running);
+}
+
+void kvs_scrubs_cleanup(struct kvs_scrubs *scrubs)
+{
+    for (struct kvb_list *link; (link = kvb_list_first(&scrubs->running)) != NULL;) {
         struct scrub *scrub = kvb_container_of(link, struct scrub, link);
         (void)release(scrub, false);
         destroy(scrub);
