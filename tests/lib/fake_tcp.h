@@ -423,7 +423,7 @@ static inline bool fake_connect_(struct fake_peer *peer)
         for (int i = 0; i < FAKE_LANES; i++) {
             struct kvt_tcp_lane *lane = calloc(1, sizeof *lane);
             if (lane == NULL) {
-                return false;
+                return i > 0;
             }
             lane->server = server;
             lane->peer = peer;

@@ -63,6 +63,43 @@ Test(store_memory, creating_fails_whole_at_every_allocation)
     sim_cleanup(&sim);
 }
 
+#ifdef TEST_STORE_REMOTE
+
+Test(store_memory, a_service_and_a_node_behind_it_fail_whole_at_every_allocation)
+{
+    struct test_store store;
+    test_store_open(&store, &config, false);
+    bool more = true;
+    for (uint64_t n = 0; more; n++) {
+        struct kvs_service *service = NULL;
+        struct kvs_node *node = NULL;
+        const struct kvs_service_config served = {
+            .sched = &store.sim.sched, .share = store.share, .name = "other"};
+        const struct kvs_remote_config remote = {
+            .sched = &store.sim.sched, .regions = store.regions, .peer = {.address = "other"}};
+        fail_alloc_arm(n);
+        kvb_status_t status = kvs_service_create(&served, &service);
+        if (status == KVB_OK) {
+            status = kvs_remote_create(&remote, &node);
+        }
+        if (status == KVB_OK) {
+            sim_advance(&store.sim, 200); /* it connects, again if it must */
+        }
+        more = fail_alloc_disarm();
+        cr_assert(status == KVB_OK || (more && status == KVB_ERR_NO_MEMORY));
+        if (status == KVB_OK) {
+            cr_assert(sim_run_until(&store.sim, test_store_up_, node, 5000));
+        }
+        kvs_remote_destroy(node);
+        kvs_service_destroy(service);
+        sim_settle(&store.sim);
+    }
+    cr_assert_null(kvs_share_validate(store.share));
+    test_store_close(&store);
+}
+
+#endif
+
 static void on_nothing(struct kvb_timer *timer)
 {
     (void)timer;
