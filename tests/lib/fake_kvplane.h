@@ -28,6 +28,7 @@ struct fake_asked { /* of the engine to the daemon */
     struct kvplane_entry entries[64];
     struct kvplane_slice slices[64];
     char keys[64][24];
+    char placements[64][24];
     kvplane_lookup_fn looked;
     kvplane_batch_fn done;
     void *arg;
@@ -146,12 +147,18 @@ int kvplane_lookup(struct kvplane *kv, uint64_t request, kvplane_token token,
     if (fake.full) {
         return KVPLANE_ERR_AGAIN;
     }
-    *fake_free_slot() = (struct fake_asked){.kind = 'l',
-                                            .request = request,
-                                            .token = token,
-                                            .n = groups[0].nkeys,
-                                            .looked = done,
-                                            .arg = arg};
+    struct fake_asked *asked = fake_free_slot();
+    *asked = (struct fake_asked){.kind = 'l',
+                                 .request = request,
+                                 .token = token,
+                                 .n = groups[0].nkeys,
+                                 .looked = done,
+                                 .arg = arg};
+    for (size_t i = 0; i < asked->n && i < 64; i++) {
+        const struct kvplane_key *key = &groups[0].keys[i];
+        memcpy(asked->keys[i], key->key, key->len);
+        memcpy(asked->placements[i], key->placement, key->placement_len);
+    }
     return KVPLANE_OK;
 }
 static int fake_batch(char kind, uint64_t request, kvplane_token token,
@@ -168,6 +175,7 @@ static int fake_batch(char kind, uint64_t request, kvplane_token token,
         asked->entries[i] = entries[i];
         asked->slices[i] = entries[i].slices[0];
         memcpy(asked->keys[i], entries[i].key, entries[i].key_len);
+        memcpy(asked->placements[i], entries[i].placement, entries[i].placement_len);
     }
     return KVPLANE_OK;
 }

@@ -219,6 +219,37 @@ Test(engine, what_hits_is_got_and_not_computed)
     cr_assert_eq(last.stale + last.torn, 0);
 }
 
+static void placed_in_groups(const struct fake_asked *asked, const char keys[4][24], size_t from)
+{
+    for (size_t i = 0; i < asked->n; i++) {
+        size_t leader = kvplane_placement(from + i, KVE_TRACE_BLOCK_TOKENS);
+        cr_assert_str_eq(asked->keys[i], keys[from + i]);
+        cr_assert_str_eq(asked->placements[i], keys[leader]);
+    }
+}
+
+Test(engine, lookups_gets_and_puts_say_alike_where_a_block_lies)
+{
+    char keys[4][24];
+
+    run_request(0, false);
+    turns();
+    memcpy(keys, fake_find('l')->keys, sizeof keys);
+    placed_in_groups(fake_find('l'), keys, 0);
+    cr_assert_str_eq(fake_find('l')->placements[3], keys[2]);
+    answer_lookup(KVPLANE_OK, 3);
+    turns();
+    placed_in_groups(fake_find('g'), keys, 0);
+    for (size_t i = 0; i < 3; i++) {
+        fill(fake_find('g'), i, 1);
+    }
+    answer_batch('g', KVPLANE_OK);
+    turns();
+    cr_assert_eq(fake_find('p')->n, 1);
+    placed_in_groups(fake_find('p'), keys, 3);
+    answer_batch('p', KVPLANE_OK);
+}
+
 Test(engine, a_get_that_is_refused_is_computed_and_counted_as_caught)
 {
     run_request(0, false);
