@@ -10,7 +10,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum kind { LEVEL, MODE, BOOL, TEXT, TAGS, NAME, ID, KEY, COUNT, PIN };
+enum kind { LEVEL, MODE, BOOL, TEXT, TAGS, NAME, ID, KEY, COUNT, NUMBER, PIN, PATTERN };
 
 static const struct {
     const char *name;
@@ -193,6 +193,42 @@ static const char *read_count(uint32_t *number, const char *text)
     return NULL;
 }
 
+/* Decimal digits; a number that overflows is the largest. */
+static const char *read_number(uint64_t *number, const char *text)
+{
+    if (*text == '\0' || text[strspn(text, "0123456789")] != '\0') {
+        return "must be a whole number";
+    }
+    *number = strtoull(text, NULL, 10);
+    return NULL;
+}
+
+/* Bytes that mean something to the matcher are taken as they are. */
+static const char *read_pattern(struct kvp_params *params, const char *text)
+{
+    size_t len = 0;
+    while (*text != '\0') {
+        uint8_t byte = (uint8_t)*text;
+        bool wild = byte == '*' || byte == '?';
+        size_t n;
+        const char digits[] = {text[0], wild ? '\0' : text[1], '\0'};
+        if (!wild && !read_hex(digits, &byte, 1, &n)) {
+            return "must be pairs of hex digits, * and ?";
+        }
+        bool special = !wild && strchr("*?\\", byte) != NULL && byte != 0;
+        if (len + special + 1 > sizeof params->pattern.bytes) {
+            return "is too long";
+        }
+        if (special) {
+            params->pattern.bytes[len++] = '\\';
+        }
+        params->pattern.bytes[len++] = byte;
+        text += wild ? 1 : 2;
+    }
+    params->pattern.len = (uint16_t)len;
+    return len > 0 ? NULL : "must not be empty";
+}
+
 static const char *read_pin(enum kvs_pin *pin, const char *text)
 {
     static const char *const words[] = {
@@ -240,8 +276,14 @@ static const char *read_value(struct kvp_params *params, enum kvp_param which, c
     case COUNT:
         wrong = read_count(field, text);
         break;
+    case NUMBER:
+        wrong = read_number(field, text);
+        break;
     case PIN:
         wrong = read_pin(field, text);
+        break;
+    case PATTERN:
+        wrong = read_pattern(params, text);
         break;
     }
     if (wrong == NULL) {
@@ -357,8 +399,8 @@ static const char *scalar_text(const json_t *value, enum kind kind, char number[
     if (json_is_boolean(value) && kind == BOOL) {
         return json_is_true(value) ? "true" : "false";
     }
-    if (json_is_integer(value) && (kind == LEVEL || kind == BOOL || kind == TEXT ||
-                                   kind == COUNT)) { /* versions are often numbers */
+    if (json_is_integer(value) && (kind == LEVEL || kind == BOOL || kind == TEXT || kind == COUNT ||
+                                   kind == NUMBER)) { /* versions are often numbers */
         snprintf(number, 24, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         return number;
     }
@@ -377,12 +419,14 @@ static const char *wrong_type(enum kind kind)
     case MODE:
         return "must be abort, wait or keep";
     case COUNT:
+    case NUMBER:
         return "must be a whole number";
     case TEXT:
     case NAME:
     case ID:
     case KEY:
     case PIN:
+    case PATTERN:
         return "must be a string";
     }
     KVB_UNREACHABLE("kind");

@@ -5,6 +5,7 @@
 #include "connector/instance.h"
 
 #include "store/core.h"
+#include "store/share.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -101,7 +102,10 @@ const char *kvp_route_allow(const struct kvp_route *route);
     X(group, COUNT) /* of KV; not given: 0 */                                                      \
     X(part, COUNT)                                                                                 \
     X(force, BOOL)                                                                                 \
-    X(pin, PIN) /* none, soft, hard */
+    X(pin, PIN)         /* none, soft, hard */                                                     \
+    X(pattern, PATTERN) /* of keys: their bytes as hex digits, * any bytes, ? any one */           \
+    X(shard, COUNT)                                                                                \
+    X(after, NUMBER)
 
 enum kvp_param {
 #define X(name, kind) KVP_PARAM_##name,
@@ -136,6 +140,12 @@ struct kvp_params {
     uint32_t part;
     bool force;
     enum kvs_pin pin;
+    struct {
+        uint16_t len;
+        uint8_t bytes[KVS_PATTERN_MAX];
+    } pattern; /* as kvs_share_sweep() takes it */
+    uint32_t shard;
+    uint64_t after;
 };
 
 static inline bool kvp_given(const struct kvp_params *params, enum kvp_param which)

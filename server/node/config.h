@@ -21,6 +21,8 @@
       "of the system's huge pages (vm.nr_hugepages), or not start")                                \
     X(prefault, SWITCH, "prefault", "false", "",                                                   \
       "take all memory at start rather than with the first puts")                                  \
+    X(events, COUNT, "events", "1024", "0 1000000",                                                \
+      "of each shard, that are kept for GET /v1/kvplane/events")                                   \
     X(ticket, TIME, "ticket", "60s", "1ms 1h",                                                     \
       "a reader or writer that is slower than this fails")                                         \
     X(drain_bound, TIME, "drain-bound", "30s", "0s 24h",                                           \

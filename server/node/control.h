@@ -13,7 +13,7 @@
 struct kvp_node_control;
 
 struct kvp_node_control_config {
-    const struct kvb_clock *clock;
+    struct kvb_sched *sched;
     struct kvs_share *share;
     struct kvs_client *client; /* the share is its only node */
     const struct kvs_node_record *record;

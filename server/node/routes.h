@@ -16,8 +16,9 @@
     X(GET,  "/openapi.yaml",                 openapi,        READ,  PROBE,   SMALL, 0) \
     X(GET,  "/v1/kvplane/node",              get_node,       READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/objects",           get_object,     READ,  CONTROL, SMALL, OBJECT) \
-    X(POST, "/v1/kvplane/objects/remove",    remove_object,  ADMIN, CONTROL, SMALL, OBJECT | P(force)) \
+    X(POST, "/v1/kvplane/objects/remove",    remove_object,  ADMIN, CONTROL, SMALL, OBJECT | P(force) | P(pattern)) \
     X(POST, "/v1/kvplane/objects/pin",       pin_object,     ADMIN, CONTROL, SMALL, OBJECT | P(pin)) \
+    X(GET,  "/v1/kvplane/events",            list_events,    READ,  CONTROL, SMALL, P(shard) | P(after)) \
     X(POST, "/v1/kvplane/drain",             drain,          ADMIN, CONTROL, SMALL, 0)
 /* clang-format on */
 

@@ -268,7 +268,8 @@ static kvb_status_t create_share(struct kvp_store *store)
     const struct kvs_share_config share = {.bytes = config->store_bytes,
                                            .shards = (uint32_t)config->shards,
                                            .huge_pages = config->huge_pages,
-                                           .prefault = config->prefault};
+                                           .prefault = config->prefault,
+                                           .events = (uint32_t)config->events};
     kvb_status_t status = config->huge_pages ? KVB_OK : kvp_program_memory(config->store_bytes);
     if (status == KVB_OK) {
         status = kvs_share_create(sched->random, &share, &store->share);
@@ -361,7 +362,7 @@ static uint32_t count_running(void *ctx)
 static kvb_status_t create_rest(struct kvp_store *store)
 {
     const struct kvp_store_config *config = store->config;
-    const struct kvp_node_control_config control = {.clock = &kvb_clock_real,
+    const struct kvp_node_control_config control = {.sched = kvp_loop_sched(store->loop),
                                                     .share = store->share,
                                                     .client = store->client,
                                                     .record = &store->record,

@@ -73,6 +73,19 @@ class Cluster(harness.Case):
             f"  {name}" in self.status(far).stdout.split("instances")[1] for name in "ab"))
         self.assertRegex(shown, r"(?m)^  default +1 +[\d.]+ [KM]iB +\d+ +-$")
         self.assertIn('"coordinator":"etcd"', self.status(far, "--json").stdout)
+
+        there = stores[0].metric("kvplane_store_objects")
+        events = stores[0].get("/v1/kvplane/events")[1]["events"]
+        self.assertEqual(events[0]["event"], "stored")
+        where = "&".join(f"{k}={events[0][k]}" for k in ("tenant", "layout", "lineage", "key",
+                                                         "group", "part"))
+        self.assertEqual(stores[0].get(f"/v1/kvplane/objects?{where}"),
+                         (200, {"exists": True, "bytes": events[0]["bytes"]}))
+        self.assertEqual(stores[0].ok("/v1/kvplane/objects/remove?tenant=other&pattern=*"),
+                         {"status": "removed", "removed": 0, "kept": 0})
+        removed = stores[0].ok("/v1/kvplane/objects/remove?tenant=default&pattern=*&force=true")
+        self.assertEqual(removed, {"status": "removed", "removed": there, "kept": 0})
+        self.assertEqual(stores[0].metric("kvplane_store_objects"), 0)
         self.clean(a, b, near, far, *stores)
 
     def test_b42_a_store_that_was_killed_and_came_back_takes_puts_again(self):

@@ -56,6 +56,7 @@ struct test_store_config {
     uint64_t share_bytes;
     uint32_t shards;
     uint64_t ticket_ms; /* 0: the default */
+    uint32_t events;    /* of the share */
 };
 
 static inline void test_store_poked_(void *ctx)
@@ -152,7 +153,8 @@ static inline void test_store_open(struct test_store *store, const struct test_s
     sim_init(&store->sim, sim_seed(1));
     kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
     kvb_assert(kvt_regions_create(&store->sim.sched, &store->regions) == KVB_OK);
-    const struct kvs_share_config share = {.bytes = config->share_bytes, .shards = config->shards};
+    const struct kvs_share_config share = {
+        .bytes = config->share_bytes, .shards = config->shards, .events = config->events};
     kvb_assert(kvs_share_create(&store->sim.random, &share, &store->share) == KVB_OK);
     kvs_keeper_start(&store->keeper, store->share, &store->sim.sched, test_store_poked_,
                      &store->keeper);

@@ -35,9 +35,9 @@ static void ignore(void *ctx)
 
 static void begin(void)
 {
-    const struct test_store_config shape = {.share_bytes = MIB(4), .shards = 2};
+    const struct test_store_config shape = {.share_bytes = MIB(4), .shards = 2, .events = 16};
     test_store_open(&store, &shape, false);
-    const struct kvp_node_control_config config = {.clock = &store.sim.clock,
+    const struct kvp_node_control_config config = {.sched = &store.sim.sched,
                                                    .share = store.share,
                                                    .client = store.client,
                                                    .record = &record,
@@ -153,6 +153,47 @@ Test(node_control, a_pinned_object_is_removed_only_by_force)
     cr_expect_eq(test_exists(&store, "k1", 2), KVB_ERR_NOT_FOUND);
     cr_expect_eq(ask(KVP_STORE_remove_object, OBJECT, "status", said), 404);
     cr_expect_eq(ask(KVP_STORE_pin_object, OBJECT "&pin=soft", "status", said), 404);
+}
+
+Test(node_control, what_matches_a_pattern_is_removed_of_that_tenant_alone)
+{
+    cr_assert_eq(test_put(&store, "k2", 2, VALUE, 1), KVB_OK);
+    cr_assert_eq(test_put(&store, "x*", 2, VALUE, 1), KVB_OK);
+    cr_expect_eq(ask(KVP_STORE_remove_object, "pattern=6b*", "removed", said), 400);
+    cr_expect_str_eq(said, "\"tenant\"");
+    cr_expect_eq(ask(KVP_STORE_remove_object, OBJECT "&pattern=6b*", "removed", said), 400);
+    cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=u&pattern=*", "removed", said), 200);
+    cr_expect_str_eq(said, "0");
+    cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=t&pattern=6b?", "removed", said), 200);
+    cr_expect_str_eq(said, "2");
+    cr_expect_eq(test_exists(&store, "x*", 2), KVB_OK);
+    cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=t&pattern=2a", "removed", said), 200);
+    cr_expect_str_eq(said, "0", "a byte that is a star is no star");
+    cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=t&pattern=?2a", "removed", said), 200);
+    cr_expect_str_eq(said, "1");
+}
+
+Test(node_control, events_tell_what_became_of_objects)
+{
+    struct asked asked;
+    uint32_t stored = 0;
+    for (uint32_t shard = 0; shard < 2; shard++) {
+        char query[32];
+        snprintf(query, sizeof query, "shard=%u", shard);
+        submit(&asked, KVP_STORE_list_events, query);
+        cr_assert_eq(asked.code, 200);
+        json_t *events = json_object_get(asked.body, "events");
+        for (size_t i = 0; i < json_array_size(events); i++) {
+            json_t *event = json_array_get(events, i);
+            cr_expect_str_eq(json_string_value(json_object_get(event, "event")), "stored");
+            cr_expect_str_eq(json_string_value(json_object_get(event, "key")), "6b31");
+            cr_expect_eq(json_integer_value(json_object_get(event, "bytes")), (json_int_t)VALUE);
+            stored++;
+        }
+        json_decref(asked.body);
+    }
+    cr_expect_eq(stored, 1);
+    cr_expect_eq(ask(KVP_STORE_list_events, "shard=2", "events", said), 400);
 }
 
 Test(node_control, the_node_shows_its_figures_and_leaves_when_it_is_asked)

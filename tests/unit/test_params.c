@@ -38,6 +38,29 @@ static kvb_status_t read_both(enum kvp_route_id route, const char *query, const 
         cr_expect(strlen(wrong.message) > strlen(wrong.param));                                    \
     } while (0)
 
+Test(params, a_pattern_takes_bytes_as_they_are_and_only_bare_stars_as_wild)
+{
+    struct kvp_params got;
+    char of[KVB_NAME_MAX];
+    struct kvp_param_error refusal;
+    const struct kvp_route route = {.method = KVP_POST, .params = 1u << KVP_PARAM_pattern};
+    char long_one[2 * KVS_PATTERN_MAX + 16] = "pattern=";
+    cr_assert_eq(kvp_params_read(&route, "pattern=6b2a*5c?003F", NULL, &got, of, &refusal), KVB_OK,
+                 "%s", refusal.message);
+    cr_expect_eq(got.pattern.len, 10);
+    cr_expect_arr_eq(got.pattern.bytes, "k\\**\\\\?\0\\?", 10);
+    static const char *const bad[] = {"pattern=", "pattern=6", "pattern=6*", "pattern=xy",
+                                      "pattern=6b 6b"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_expect_eq(kvp_params_read(&route, bad[i], NULL, &got, of, &refusal), KVB_ERR_INVALID,
+                     "%s", bad[i]);
+    }
+    for (size_t i = 0; i < KVS_PATTERN_MAX / 2 + 1; i++) {
+        strcat(long_one, "2a"); /* each takes two */
+    }
+    cr_expect_eq(kvp_params_read(&route, long_one, NULL, &got, of, &refusal), KVB_ERR_INVALID);
+}
+
 Test(params, absent_null_and_empty_mean_not_given)
 {
     static const char *const bodies[] = {NULL, "{}", "{\"level\": null, \"mode\": null}"};
