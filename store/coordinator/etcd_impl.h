@@ -265,6 +265,8 @@ void kvs_member_register(struct member *member);
 void kvs_member_tell_reach(struct member *member);
 void kvs_member_up(struct member *member);
 void kvs_member_down(struct member *member, bool lost);
+/* At once, if that is still to be told; it may close inside. */
+bool kvs_member_tell_lost(struct member *member);
 void kvs_member_reap(struct member *member); /* closed: freed soon, when nothing is left to do */
 /* In a txn of a member's op: what was left is not counted any more; and when that was done. */
 void kvs_member_uncount(struct op *op, struct kvs_txn *txn);

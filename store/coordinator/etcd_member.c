@@ -645,6 +645,16 @@ static void on_reach(struct kvb_event *event)
     }
 }
 
+bool kvs_member_tell_lost(struct member *member)
+{
+    if (!member->lost || member->closed) {
+        return false;
+    }
+    kvb_sched_unpost(&member->reach);
+    on_reach(&member->reach);
+    return true;
+}
+
 void kvs_member_tell_reach(struct member *member)
 {
     kvb_sched_unpost(&member->reach);

@@ -121,9 +121,26 @@ static void lease_lives(struct etcd *etcd, uint64_t sent_ns, uint64_t ttl_s)
     kvb_sched_timer_set(etcd->sched, &etcd->lease_timer, etcd->lease_until_ns);
 }
 
+static bool tell_one_lost(struct etcd *etcd)
+{
+    kvb_list_each(&etcd->members, link)
+    {
+        if (kvs_member_tell_lost(kvb_container_of(link, struct member, link))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Members hear of it here and not in a later turn: this may be a process that was stopped for so
+ * long, and what it had posted before then comes next, perhaps a get that is just over. Timers run
+ * before events, so it finds that they have left. */
 static void on_lease_end(struct kvb_timer *timer)
 {
-    kvs_session_lost(kvb_container_of(timer, struct etcd, lease_timer));
+    struct etcd *etcd = kvb_container_of(timer, struct etcd, lease_timer);
+    kvs_session_lost(etcd);
+    while (tell_one_lost(etcd)) { /* one that is told may close others */
+    }
 }
 
 static void on_granted(struct kvs_http_call *call, kvb_status_t status, json_t *answer)

@@ -377,6 +377,45 @@ Test(etcd_answers, what_lies_there_is_not_believed_either)
     rig_close(&rig);
 }
 
+/* The real clock, and what the test adds. */
+static uint64_t jumped_ns;
+static uint64_t jumping_now_ns(void *ctx)
+{
+    (void)ctx;
+    return real_now_ns() + jumped_ns;
+}
+static const struct kvb_clock jumping_clock = {.now_ns = jumping_now_ns};
+
+static struct {
+    struct kvb_event event;
+    struct rig *rig;
+    bool ran;
+    uint32_t nlost;
+} before;
+static void on_before(struct kvb_event *event)
+{
+    (void)event;
+    before.ran = true;
+    before.nlost = before.rig->nlost;
+}
+
+Test(etcd_answers, a_process_stopped_for_longer_than_its_lease_leaves_before_anything_it_had_begun)
+{
+    struct rig rig;
+    rig_open(&rig);
+    rig.loop.sim.sched.clock = &jumping_clock;
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    before.rig = &rig;
+    kvb_event_init(&before.event, on_before);
+    kvb_sched_post(&rig.loop.sim.sched, &before.event);
+    jumped_ns = 600000 * KVB_NS_PER_MS;
+    (void)kvb_sched_turn(&rig.loop.sim.sched);
+    cr_assert(before.ran);
+    cr_assert_eq(before.nlost, 1);
+    cr_assert(!rig.up);
+    rig_close(&rig);
+}
+
 Test(etcd_answers, a_keepalive_that_is_not_sound_does_not_prolong_the_lease)
 {
     static const char *const texts[] = {"{}",
