@@ -4,9 +4,8 @@
 
 /*
  * Descriptors of the kernel under a simulated clock: a struct kvb_io whose look at them is an event
- * like any other. It looks while there is something to see; when there is not, it looks again as
- * soon as something else runs, for only that can have written anything. Time stands still
- * meanwhile.
+ * like any other. It goes on looking until they have been quiet for a while, and again as soon as
+ * something else runs, for only that can have written anything. Only then can simulated time pass.
  */
 #include "sim_sched.h"
 
@@ -14,13 +13,16 @@
 
 #include <poll.h>
 
-#define SIM_IO_MAX     64
-#define SIM_IO_WAIT_MS 1 /* the kernel's own delay, when there is nothing else to do */
+#define SIM_IO_MAX  64
+#define SIM_IO_FAST 50 /* looks that do not wait, before those that wait for 1 ms each */
+#define SIM_IO_SLOW 40
 
 struct sim_io {
     struct kvb_io base;
     struct sim_sched *sim;
     struct kvb_event look;
+    int quiet;      /* looks in a row that saw nothing */
+    bool reposting; /* it is the look that is posted */
     struct kvb_io_watch *watches[SIM_IO_MAX];
     unsigned events[SIM_IO_MAX];
 };
@@ -56,19 +58,17 @@ static inline void sim_io_look_(struct kvb_event *event)
 {
     struct sim_io *io = kvb_container_of(event, struct sim_io, look);
     struct pollfd fds[SIM_IO_MAX];
-    bool idle = kvb_list_empty(&io->sim->sched.ready);
     for (int i = 0; i < SIM_IO_MAX; i++) {
         const struct kvb_io_watch *watch = io->watches[i];
         fds[i] = (struct pollfd){.fd = watch != NULL && io->events[i] != 0 ? watch->fd : -1};
         fds[i].events = (short)(((io->events[i] & KVB_IO_READ) != 0 ? POLLIN : 0) |
                                 ((io->events[i] & KVB_IO_WRITE) != 0 ? POLLOUT : 0));
     }
-    if (poll(fds, SIM_IO_MAX, idle ? SIM_IO_WAIT_MS : 0) <= 0) {
-        return;
-    }
+    bool some = poll(fds, SIM_IO_MAX, io->quiet < SIM_IO_FAST ? 0 : 1) > 0;
+    io->quiet = some ? 0 : io->quiet + 1;
     for (int i = 0; i < SIM_IO_MAX; i++) {
         struct kvb_io_watch *watch = io->watches[i];
-        if (fds[i].revents != 0 && watch != NULL && watch->fd == fds[i].fd) {
+        if (some && fds[i].revents != 0 && watch != NULL && watch->fd == fds[i].fd) {
             unsigned ready = (fds[i].revents & (POLLERR | POLLHUP)) != 0
                                  ? (unsigned)(KVB_IO_READ | KVB_IO_WRITE)
                                  : ((fds[i].revents & POLLIN) != 0 ? KVB_IO_READ : 0u) |
@@ -76,13 +76,21 @@ static inline void sim_io_look_(struct kvb_event *event)
             watch->fn(watch, ready);
         }
     }
-    kvb_sched_post(&io->sim->sched, &io->look);
+    if (io->quiet < SIM_IO_FAST + SIM_IO_SLOW) {
+        io->reposting = true;
+        kvb_sched_post(&io->sim->sched, &io->look);
+        io->reposting = false;
+    }
 }
 
 /* Something was posted to an empty scheduler. */
 static inline void sim_io_wake_(void *ctx)
 {
     struct sim_io *io = ctx;
+    if (io->reposting) {
+        return;
+    }
+    io->quiet = 0;
     kvb_sched_post(&io->sim->sched, &io->look);
 }
 
