@@ -330,6 +330,28 @@ Test(remote, a_lookup_stopped_half_way_answers_every_key_once)
     }
 }
 
+Test(remote, of_two_puts_of_one_key_the_second_is_not_asked_before_the_first_has_its_answer)
+{
+    struct test_store store;
+    struct test_job job;
+    test_store_open(&store, &config, false);
+    fake_tcp.held[FAKE_RECEIVING] = true;
+    test_job_init(&job, &store, KVS_PUT);
+    test_job_add(&job, &store, "k", 1, 0, MIB(1));
+    test_job_add(&job, &store, "k", 1, MIB(2), 10);
+    test_job_add(&job, &store, "j", 1, MIB(2), 10);
+    test_job_submit(&job, &store);
+    sim_settle(&store.sim);
+    cr_assert_eq(the_peer()->base.in_flight, 1, "what comes behind it waits, too");
+    fake_tcp.held[FAKE_RECEIVING] = false;
+    fake_go(fake_waiting(FAKE_RECEIVING));
+    cr_assert(sim_run_until_true(&store.sim, &job.done, 1000));
+    cr_assert_eq(job.items[0].status, KVB_OK);
+    cr_assert_eq(job.items[1].status, KVB_ERR_EXISTS);
+    cr_assert_eq(job.items[2].status, KVB_OK);
+    test_store_close(&store);
+}
+
 struct own_call {
     struct kvs_node_call call;
     bool done;
