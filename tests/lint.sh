@@ -19,9 +19,12 @@ for file in "${sources[@]}"; do
     head -n 1 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || note "$file: no SPDX line"
 done
 for header in "${headers[@]}"; do
-    # What a test double stands in for is private to its layer.
+    # What a test double stands in for is private to its layer; folders of the store know each other.
     private=()
-    case $header in tests/lib/*) private=(-iquote transport -iquote store/node) ;; esac
+    case $header in
+    tests/lib/*) private=(-iquote transport -iquote transport/tcp -iquote store -iquote store/node) ;;
+    store/*) private=(-iquote store) ;;
+    esac
     gcc -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -fsyntax-only -iquote "$(dirname "$header")" "${private[@]}" "${includes[@]}" \
         -x c "$header" || note "$header does not compile alone"
 done
