@@ -17,14 +17,14 @@
 
 #define SHARE_BYTES (6ull << 20) /* far from enough */
 #define POLL_MS     2
-/* A reader that is slower than its ticket reads bytes that are written meanwhile, and is told so: as
- * it should be, and a race all the same. */
+/* A reader that is slower than its ticket reads bytes that are written meanwhile, and is told so:
+ * as it should be, and a race all the same. */
 #ifdef __SANITIZE_THREAD__
 #define TICKET_MS 60000
 #else
 #define TICKET_MS 200
 #endif
-#define FINISH_MS   20000
+#define FINISH_MS 20000
 
 struct node;
 
