@@ -82,8 +82,7 @@ void kvp_probe(const struct kvp_route *route, const char *instance, struct kvp_b
         answer_p->json = json_pack("{s:s, s:s}", "name", "kvplane", "version", KVP_VERSION);
         return;
     case KVP_ROUTE_openapi:
-        kvp_probe_bytes(kvp_openapi, (size_t)(kvp_openapi_end - kvp_openapi), "application/yaml",
-                        answer_p);
+        kvp_probe_bytes(kvp_openapi, kvp_openapi_end, "application/yaml", answer_p);
         return;
     default:
         KVB_UNREACHABLE("a route of kind CONTROL");

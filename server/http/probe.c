@@ -17,14 +17,14 @@ void kvp_probe_metrics(struct kvb_metrics *metrics, struct kvp_probe_answer *ans
     }
 }
 
-void kvp_probe_bytes(const char *begin, size_t len, const char *content_type,
+void kvp_probe_bytes(const char *begin, const char *end, const char *content_type,
                      struct kvp_probe_answer *answer)
 {
-    answer->text_len = len;
-    answer->text = malloc(len);
+    answer->text_len = (size_t)(end - begin);
+    answer->text = malloc(answer->text_len);
     answer->content_type = content_type;
     if (answer->text != NULL) {
-        memcpy(answer->text, begin, len);
+        memcpy(answer->text, begin, answer->text_len);
     }
 }
 

@@ -19,8 +19,8 @@ struct kvp_probe_answer {
 
 /* The Prometheus text. */
 void kvp_probe_metrics(struct kvb_metrics *metrics, struct kvp_probe_answer *answer);
-/* Bytes that are in the program. */
-void kvp_probe_bytes(const char *begin, size_t len, const char *content_type,
+/* Bytes that are in the program, up to end. */
+void kvp_probe_bytes(const char *begin, const char *end, const char *content_type,
                      struct kvp_probe_answer *answer);
 /* 200 {"status": yes}, or 503 with the reasons (taken; an array of text, empty: none). */
 void kvp_probe_reasons(json_t *reasons, const char *yes, struct kvp_probe_answer *answer);

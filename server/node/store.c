@@ -225,8 +225,7 @@ static void on_probe(void *ctx, const struct kvp_route *route, const char *insta
         answer_p->json = json_pack("{s:s, s:s}", "name", "kvplane store", "version", KVP_VERSION);
         return;
     case KVP_STORE_openapi:
-        kvp_probe_bytes(kvp_openapi_store, (size_t)(kvp_openapi_store_end - kvp_openapi_store),
-                        "application/yaml", answer_p);
+        kvp_probe_bytes(kvp_openapi_store, kvp_openapi_store_end, "application/yaml", answer_p);
         return;
     default:
         KVB_UNREACHABLE("a route of kind CONTROL");
