@@ -46,6 +46,7 @@ struct flow {
 struct lane {
     int fd;
     uint32_t armed; /* epoll events */
+    int gathered;   /* bytes that wake it */
     bool blocked;   /* waits to be writable */
     struct flow in;
     char spill[SPILL];
@@ -280,6 +281,19 @@ static void lane_read(struct end *end, struct lane *lane)
     }
 }
 
+/* A part of a long body is worth no wake-up. */
+static void gather(const struct end *end, struct lane *lane)
+{
+    const struct flow *in = &lane->in;
+    size_t rest =
+        in->at >= sizeof(struct header) && in->at < body_end(in) ? body_end(in) - in->at : 1;
+    int bytes = (int)(rest < end->config->chunk ? rest : end->config->chunk);
+    if (bytes != lane->gathered) {
+        lane->gathered = bytes;
+        setsockopt(lane->fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+    }
+}
+
 /* Sends what waits, then reads what is there. */
 static void end_turn(struct end *end, bool poll)
 {
@@ -310,6 +324,7 @@ static void end_turn(struct end *end, bool poll)
         }
         if ((events[i].events & ~(uint32_t)EPOLLOUT) != 0) {
             lane_read(end, lane);
+            gather(end, lane);
         }
     }
 }
@@ -321,6 +336,7 @@ static void end_add(struct end *end, uint32_t i, int fd)
     fcntl(fd, F_SETFL, O_NONBLOCK);
     end->lanes[i].fd = fd;
     end->lanes[i].armed = EPOLLIN;
+    end->lanes[i].gathered = 1;
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
     if (epoll_ctl(end->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
         rig_fail("limit: epoll: %s", strerror(errno));

@@ -66,6 +66,7 @@ struct sim_socket {
     bool eof;             /* the other side closed */
     struct kvb_list link; /* one of net's */
     unsigned wanted;
+    size_t least;  /* bytes that make it readable */
     uint8_t *data; /* arrived, not read */
     size_t len, cap;
     uint64_t *moved; /* of the connection, both ways; shared with the other */
@@ -96,7 +97,9 @@ static inline size_t sim_room_(const struct sim_socket *socket)
 static inline unsigned sim_readiness_(const struct sim_socket *socket)
 {
     bool over = socket->reset || socket->eof || socket->other == NULL;
-    unsigned ready = (socket->len > 0 || over ? KVB_IO_READ : 0u) |
+    size_t least = socket->least < socket->net->room ? socket->least : socket->net->room;
+    bool readable = socket->len > 0 && socket->len >= least;
+    unsigned ready = (readable || over ? KVB_IO_READ : 0u) |
                      (over || sim_room_(socket) > 0 || socket->net->drop ? KVB_IO_WRITE : 0u);
     return sim_frozen_(socket) ? 0 : ready & socket->wanted;
 }
@@ -328,6 +331,13 @@ static inline void sim_net_want_(struct kvt_socket *base, unsigned events)
     sim_look_(socket);
 }
 
+static inline void sim_net_gather_(struct kvt_socket *base, uint32_t bytes)
+{
+    struct sim_socket *socket = sim_socket_of_(base);
+    socket->least = bytes;
+    sim_look_(socket);
+}
+
 static inline void sim_net_from_(struct kvt_socket *base, char out[KVT_NET_FROM_MAX])
 {
     (void)base;
@@ -342,6 +352,7 @@ static inline void sim_net_init(struct sim_net *net, struct sim_sched *sim, stru
         .read = sim_net_read_,
         .write = sim_net_write_,
         .want = sim_net_want_,
+        .gather = sim_net_gather_,
         .from = sim_net_from_,
         .close = sim_net_close_,
     };

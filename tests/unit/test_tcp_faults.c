@@ -318,6 +318,42 @@ Test(tcp_faults, a_writer_that_trickles_is_ended_and_its_request_with_it)
     tcp_sim_close(&rig);
 }
 
+/* Too little to wake a reader of long bodies is a sign of life all the same. */
+Test(tcp_faults, a_writer_that_is_slow_but_steady_is_heard_to_the_end)
+{
+    struct tcp_sim rig;
+    tcp_sim_open(&rig, NULL);
+    rig.net.room = MIB(2);
+    tcp_sim_peer(&rig, (struct kvt_tcp_peer_config){.lanes = 1});
+    tcp_sim_wait_up(&rig);
+    struct tcp_raw *raw = malloc(sizeof *raw);
+    tcp_raw_connect(raw, &rig);
+    cr_assert(tcp_raw_admit(raw, &rig, &rig.common));
+    uint8_t frame[TCP_HEAD_LEN + sizeof(struct kvt_extent)];
+    struct kvt_extent extent = {0, MIB(1)};
+    struct tcp_head head = {.frame = {.type = RIG_PUT, .seq = 1},
+                            .text_len = sizeof extent,
+                            .body_len = (uint32_t)MIB(1)};
+    tcp_head_pack(&head, &extent, frame);
+    fill(&rig, 7, 0, MIB(1));
+    (void)tcp_raw_say(raw, frame, sizeof frame);
+    for (uint64_t at = 0; at < MIB(1) && !raw->over; at += KIB(32)) {
+        cr_assert_eq(tcp_raw_say(raw, rig.engine.base + at, KIB(32)), KIB(32));
+        sim_advance(&rig.sim, 2000);
+    }
+    cr_assert_not(raw->over);
+    uint8_t trailer[TCP_TRAILER_LEN];
+    tcp_trailer_pack(KVB_OK, XXH3_64bits(rig.engine.base, MIB(1)), trailer);
+    (void)tcp_raw_say(raw, trailer, sizeof trailer);
+    sim_settle(&rig.sim);
+    cr_assert_eq(rig.node.running, 0);
+    cr_assert(holds(rig.node_memory.base, 7, MIB(1)));
+    tcp_raw_close(raw);
+    free(raw);
+    cr_assert_eq(rig.downs, 0);
+    tcp_sim_close(&rig);
+}
+
 /* A node that is slow to answer does not read on, and is not taken for dead, nor its client. */
 Test(tcp_faults, a_node_that_is_behind_stops_reading_and_nobody_dies)
 {

@@ -11,7 +11,8 @@
 #define OUT_BYTES (256u << 10)
 /* Bodies up to this are cheaper to copy than to name one by one to the kernel. */
 #define SMALL_BYTES (16u << 10)
-/* Of a large body in one call: hashed while it is still in the core's cache. */
+/* Of a large body in one call: hashed while it is still in the core's cache; and what its receiver
+ * waits for before it reads. */
 #define CHUNK_BYTES (512u << 10)
 /* Each way in one turn. */
 #define TURN_BYTES (1u << 20)
@@ -567,6 +568,9 @@ static void on_tick(struct kvb_timer *timer)
     const struct kvt_tcp_common *common = lane->common;
     uint64_t now_ns = now_of(lane);
 
+    if (lane->gathered > 1) {
+        receive(lane); /* what is too little to be told of is a sign of life all the same */
+    }
     if (!lane->admitted && now_ns >= lane->hello_deadline_ns) {
         lose(lane, KVB_ERR_TIMEOUT);
     }
@@ -611,6 +615,21 @@ static void set_tick(struct lane *lane)
 
 /* ---- entries ---- */
 
+/* How much of a long body is worth a wake-up, which costs both ends more than a call. */
+static void gather(struct lane *lane)
+{
+    struct lane_in *in = &lane->in;
+    const struct kvt_net_ops *net = lane->common->net->ops;
+    uint32_t bytes = 1;
+    if (in->state == LANE_IN_BODY && in->body_len > SMALL_BYTES && in_hashing(in)) {
+        bytes = (uint32_t)min_u64(in->body.left, CHUNK_BYTES);
+    }
+    if (bytes != lane->gathered && net->gather != NULL) {
+        lane->gathered = bytes;
+        net->gather(lane->socket, bytes);
+    }
+}
+
 static void want(struct lane *lane)
 {
     unsigned events = (reading(lane) ? KVB_IO_READ : 0u) |
@@ -640,6 +659,7 @@ static void leave(struct lane *lane)
         lane->ops->lost(lane, lane->lost);
         return;
     }
+    gather(lane);
     want(lane);
     if (!kvb_timer_armed(&lane->tick)) {
         set_tick(lane);
@@ -688,6 +708,7 @@ kvb_status_t lane_open(struct lane *lane, const struct lane_ops *ops,
         .sched = sched,
         .totals = totals,
         .socket = socket,
+        .gathered = 1,
         .hello_deadline_ns = now_ns + ms(common->hello_ms),
         .in = {.data = in, .cap = IN_BYTES, .need = KVB_FRAME_HEADER_LEN, .heard_ns = now_ns},
         .out = {.data = out, .cap = OUT_BYTES, .sent_ns = now_ns},

@@ -78,6 +78,7 @@ struct lane {
     uint64_t hello_deadline_ns;
     uint64_t alive_ns; /* how often a sign of life is due */
     unsigned wanted;
+    uint32_t gathered; /* bytes that wake it */
 
     struct lane_in {
         XXH3_state_t hash;

@@ -498,6 +498,12 @@ static void net_want(struct kvt_socket *base, unsigned events)
     }
 }
 
+static void net_gather(struct kvt_socket *base, uint32_t bytes)
+{
+    int least = (int)bytes;
+    (void)setsockopt(of(base)->fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+}
+
 static void net_from(struct kvt_socket *base, char out[KVT_NET_FROM_MAX])
 {
     const struct sock *sock = of(base);
@@ -517,6 +523,7 @@ static const struct kvt_net_ops net_ops = {
     .read = net_read,
     .write = net_write,
     .want = net_want,
+    .gather = net_gather,
     .from = net_from,
     .close = net_close,
 };

@@ -40,6 +40,9 @@ struct kvt_net_ops {
     /* What ready() is called for, until changed; 0: nothing. Cannot fail once connected or adopted.
      */
     void (*want)(struct kvt_socket *socket, unsigned events);
+    /* A wish: ready() is called for KVB_IO_READ once so many bytes are there (at first 1), or there
+     * is no room for them, or there will be no more. NULL: not to be had. */
+    void (*gather)(struct kvt_socket *socket, uint32_t bytes);
     /* Who is at the other end, without port, for limits and logs; "": it does not say. */
     void (*from)(struct kvt_socket *socket, char out[KVT_NET_FROM_MAX]);
     void (*close)(struct kvt_socket *socket); /* frees it; ready() does not come any more */
