@@ -486,9 +486,10 @@ static void out_written(struct lane *lane, uint64_t len)
     uint64_t of_body = min_u64(out->frame.body.left, len);
     tcp_body_skip(&out->frame.body, of_body);
     len -= of_body;
-    if (len > 0) { /* the whole body, and of the trailer so much */
-        memcpy(out->data, out->trailer + len, TCP_TRAILER_LEN - len);
-        out->len = TCP_TRAILER_LEN - (uint32_t)len;
+    uint64_t of_trailer = min_u64(TCP_TRAILER_LEN, len);
+    if (of_trailer > 0) { /* the body is whole */
+        memcpy(out->data, out->trailer + of_trailer, TCP_TRAILER_LEN - of_trailer);
+        out->len = TCP_TRAILER_LEN - (uint32_t)of_trailer;
         out_end(lane);
     }
 }
