@@ -746,8 +746,10 @@ void kvs_retire_abandon(struct member *member, struct kvb_lineage lineage)
     kvb_list_each(&etcd->beside, link)
     {
         struct op *op = kvb_container_of(link, struct op, link);
-        bool open = op->type == &quiet_type && !op->started;
-        waiting += open;
+        bool quiet = op->type == &quiet_type;
+        waiting += quiet && !op->started;
+        /* One that was sent may have been carried out as it was then. */
+        bool open = quiet && op->lease == 0;
         if (open && op->nlineages < QUIET_BATCH && strcmp(op->path, member->path) == 0) {
             batch = op;
         }
