@@ -164,7 +164,11 @@ Test(node_control, what_matches_a_pattern_is_removed_of_that_tenant_alone)
     cr_expect_eq(ask(KVP_STORE_remove_object, OBJECT "&pattern=6b*", "removed", said), 400);
     cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=u&pattern=*", "removed", said), 200);
     cr_expect_str_eq(said, "0");
-    cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=t&pattern=6b?", "removed", said), 200);
+    cr_expect_eq(ask(KVP_STORE_pin_object, OBJECT "&pin=hard", "pin", said), 200);
+    cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=t&pattern=6b31", "kept", said), 200);
+    cr_expect_str_eq(said, "1", "pinned");
+    cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=t&pattern=6b?&force=true", "removed", said),
+                 200);
     cr_expect_str_eq(said, "2");
     cr_expect_eq(test_exists(&store, "x*", 2), KVB_OK);
     cr_expect_eq(ask(KVP_STORE_remove_object, "tenant=t&pattern=2a", "removed", said), 200);
