@@ -24,11 +24,16 @@
 #define ATTEMPTS_IN_BOUND  3   /* endpoints that hang, before the call's bound is over */
 #define ROUND_PAUSE_MS     100 /* between two rounds over all endpoints */
 #define RENEWALS_MAX       2
-#define ANSWER_MAX         (64u << 20) /* bytes; etcd's own limit is below this */
+#define ANSWER_MAX         (64u << 20)           /* bytes; etcd's own limit is below this */
+#define CONNECTIONS_MAX    32                    /* calls beyond that wait for one */
+#define SOCKETS_MAX        (4 * CONNECTIONS_MAX) /* the resolver has some, too */
+#define REWATCH_MS         10
 #define ENDPOINTS_MAX      64
 
 struct socket {
-    struct kvb_list link; /* http.sockets */
+    bool used;
+    bool unwatched; /* the loop had no memory for it: tried again */
+    unsigned events;
     struct kvb_io_watch watch;
     struct kvs_http *http;
 };
@@ -47,7 +52,8 @@ struct kvs_http {
     struct kvb_list calls;
     struct kvb_list parked; /* wait for a token */
     struct kvb_list streams;
-    struct kvb_list sockets;
+    struct kvb_timer rewatch;
+    struct socket sockets[SOCKETS_MAX];
     struct kvs_http_call auth;
     bool closing;
 };
@@ -84,13 +90,46 @@ static int set_curl_timer(CURLM *multi, long timeout_ms, void *ctx)
     return 0;
 }
 
-static void free_socket(struct socket *sock)
+static void drop_socket(struct socket *sock)
 {
     kvb_io_unwatch(sock->http->io, &sock->watch);
-    kvb_list_remove(&sock->link);
-    free(sock);
+    sock->used = sock->unwatched = false;
 }
 
+static void watch_socket(struct socket *sock)
+{
+    struct kvs_http *http = sock->http;
+    sock->unwatched = kvb_io_watch(http->io, &sock->watch, sock->events) != KVB_OK;
+    if (sock->unwatched && !kvb_timer_armed(&http->rewatch)) {
+        kvb_sched_timer_set(http->sched, &http->rewatch,
+                            kvb_deadline_in_ms(http->sched->clock, REWATCH_MS));
+    }
+}
+
+static void on_rewatch(struct kvb_timer *timer)
+{
+    struct kvs_http *http = kvb_container_of(timer, struct kvs_http, rewatch);
+    for (int i = 0; i < SOCKETS_MAX; i++) {
+        if (http->sockets[i].used && http->sockets[i].unwatched) {
+            watch_socket(&http->sockets[i]);
+        }
+    }
+}
+
+static struct socket *new_socket(struct kvs_http *http, int fd)
+{
+    struct socket *sock = http->sockets;
+    while (sock < http->sockets + SOCKETS_MAX && sock->used) {
+        sock++;
+    }
+    kvb_assert(sock < http->sockets + SOCKETS_MAX); /* connections and resolvers are limited */
+    *sock = (struct socket){.used = true, .http = http};
+    sock->watch = (struct kvb_io_watch){.fd = fd, .fn = on_socket_ready};
+    return sock;
+}
+
+/* It never says no to libcurl, which (7.88) may follow a null pointer then: a socket that cannot be
+ * watched is tried again a little later. */
 static int set_curl_socket(CURL *easy, curl_socket_t fd, int what, void *ctx, void *assigned)
 {
     (void)easy;
@@ -98,27 +137,17 @@ static int set_curl_socket(CURL *easy, curl_socket_t fd, int what, void *ctx, vo
     struct socket *sock = assigned;
     if (what == CURL_POLL_REMOVE) {
         if (sock != NULL) {
-            free_socket(sock);
+            drop_socket(sock);
         }
         return 0;
     }
     if (sock == NULL) {
-        sock = calloc(1, sizeof *sock);
-        if (sock == NULL) {
-            return -1;
-        }
-        sock->http = http;
-        sock->watch = (struct kvb_io_watch){.fd = fd, .fn = on_socket_ready};
-        kvb_list_push_back(&http->sockets, &sock->link);
+        sock = new_socket(http, fd);
         (void)curl_multi_assign(http->multi, fd, sock);
     }
-    unsigned events = ((what & CURL_POLL_IN) != 0 ? KVB_IO_READ : 0u) |
-                      ((what & CURL_POLL_OUT) != 0 ? KVB_IO_WRITE : 0u);
-    if (kvb_io_watch(http->io, &sock->watch, events) != KVB_OK) {
-        (void)curl_multi_assign(http->multi, fd, NULL);
-        free_socket(sock);
-        return -1;
-    }
+    sock->events = ((what & CURL_POLL_IN) != 0 ? KVB_IO_READ : 0u) |
+                   ((what & CURL_POLL_OUT) != 0 ? KVB_IO_WRITE : 0u);
+    watch_socket(sock);
     return 0;
 }
 
@@ -690,8 +719,8 @@ kvb_status_t kvs_http_create(const struct kvs_http_config *config, struct kvs_ht
     kvb_list_init(&http->calls);
     kvb_list_init(&http->parked);
     kvb_list_init(&http->streams);
-    kvb_list_init(&http->sockets);
     kvb_timer_init(&http->timer, on_curl_timer);
+    kvb_timer_init(&http->rewatch, on_rewatch);
     http->endpoints = calloc(config->nendpoints, sizeof *http->endpoints);
     bool ok = http->endpoints != NULL && copy_text(&http->user, config->user) &&
               copy_text(&http->password, config->password) &&
@@ -718,6 +747,7 @@ kvb_status_t kvs_http_create(const struct kvs_http_config *config, struct kvs_ht
     (void)curl_multi_setopt(http->multi, CURLMOPT_TIMERFUNCTION, set_curl_timer);
     (void)curl_multi_setopt(http->multi, CURLMOPT_TIMERDATA, http);
     (void)curl_multi_setopt(http->multi, CURLMOPT_PIPELINING, CURLPIPE_NOTHING);
+    (void)curl_multi_setopt(http->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)CONNECTIONS_MAX);
     *http_p = http;
     return KVB_OK;
 
@@ -743,9 +773,12 @@ void kvs_http_destroy(struct kvs_http *http)
         kvs_http_stream_close(kvb_container_of(link, struct kvs_http_stream, impl.link));
     }
     (void)curl_multi_cleanup(http->multi);
-    for (struct kvb_list *link; (link = kvb_list_first(&http->sockets)) != NULL;) {
-        free_socket(kvb_container_of(link, struct socket, link));
+    for (int i = 0; i < SOCKETS_MAX; i++) {
+        if (http->sockets[i].used) {
+            drop_socket(&http->sockets[i]);
+        }
     }
+    kvb_sched_timer_clear(http->sched, &http->rewatch);
     kvb_sched_timer_clear(http->sched, &http->timer);
     free_texts(http);
     free(http);

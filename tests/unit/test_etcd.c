@@ -187,7 +187,8 @@ static struct kvb_lineage resolve(struct instance *instance, const char *name)
 {
     struct ask ask;
     kvs_member_resolve(instance->member, name, asked(&ask));
-    cr_assert_eq(finish(instance->process->loop, &ask), KVB_OK);
+    kvb_status_t status = finish(instance->process->loop, &ask);
+    cr_assert_eq(status, KVB_OK, "%s", kvb_status_label(status));
     cr_assert(!kvb_id_none(ask.request.lineage.id));
     return ask.request.lineage;
 }
@@ -469,6 +470,44 @@ Test(etcd, what_was_sent_and_not_answered_happens_once)
     kvs_member_close(b.member);
     stop(&p);
     stop(&q);
+    real_cleanup(&loop);
+}
+
+static bool count_txns(void *ctx, const char *data, uint32_t len)
+{
+    uint32_t *n = ctx;
+    *n += memmem(data, len, "POST /v3/kv/txn", 15) != NULL;
+    return false;
+}
+
+Test(etcd, alone_in_its_space_a_reset_is_one_transaction)
+{
+    if (no_etcd()) {
+        return;
+    }
+    struct real_loop loop;
+    struct process p;
+    struct instance a;
+    struct ask ask;
+    char prefix[64];
+    uint32_t least = UINT32_MAX;
+    real_init(&loop, sim_seed(1));
+    start(&p, &loop, etcd_rig_prefix(prefix));
+    join(&a, &p, "a");
+    for (int i = 0; i < 5; i++) {
+        uint32_t n = 0;
+        struct kvb_lineage v1 = resolve(&a, "v1");
+        p.rig.proxy.cut_after = count_txns;
+        p.rig.proxy.ctx = &n;
+        kvs_member_leave(a.member, "v1"); /* as the connector does: leaves, then retires */
+        kvs_member_retire(a.member, &v1, 1, "v1", KVB_NEVER, asked(&ask));
+        cr_assert_eq(finish(&loop, &ask), KVB_OK);
+        p.rig.proxy.cut_after = NULL;
+        least = n < least ? n : least;
+    }
+    cr_assert_eq(least, 1, "beside those of the session itself, now and then");
+    kvs_member_close(a.member);
+    stop(&p);
     real_cleanup(&loop);
 }
 

@@ -3,6 +3,7 @@
  * The coordinator on something that answers like etcd, but not always well: nothing of an answer is
  * believed, and none that is not sound means success.
  */
+#include "fail_alloc.h"
 #include "fake_etcd.h"
 #include "real_loop.h"
 
@@ -222,8 +223,8 @@ Test(etcd_answers, none_that_is_not_sound_means_success, .timeout = 300)
     for (int q = 0; q < QUESTIONS; q++) {
         cr_assert_eq(question(&rig, q), KVB_OK, "question %d", q);
         /* each is parsed in one place; what differs is what its parts mean */
-        size_t stride = q == RETIRE ? 1 : 5;
-        for (size_t i = q == RETIRE ? 0 : (size_t)q; i < sizeof bad_answers / sizeof bad_answers[0];
+        size_t stride = q == RETIRE || q == RESOLVE ? 1 : 5;
+        for (size_t i = stride == 1 ? 0 : (size_t)q; i < sizeof bad_answers / sizeof bad_answers[0];
              i += stride) {
             rig.path = "/v3/kv/txn";
             rig.left = UINT32_MAX;
@@ -416,6 +417,38 @@ Test(etcd_answers, a_process_stopped_for_longer_than_its_lease_leaves_before_any
     rig_close(&rig);
 }
 
+/* The watch was faster than the answer: the lineage it names is retired, and that was told. */
+Test(etcd_answers, an_answer_that_the_watch_has_overtaken_is_asked_anew)
+{
+    struct rig rig;
+    char encoded[256], line[512];
+    rig_open(&rig);
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    push_put(&rig, "name/t/l/v1", "MDAwMDAwMDAwMDAwMDAwMTAwMDAwMDAwMDAwMDAwMDI=", 10);
+    (void)snprintf(line, sizeof line,
+                   "{\"result\":{\"header\":{\"revision\":\"11\"},\"watch_id\":\"1\","
+                   "\"events\":[{\"type\":\"DELETE\",\"kv\":{\"key\":\"%s\","
+                   "\"mod_revision\":\"11\"}}]}}",
+                   key_of("name/t/l/v1", encoded));
+    fake_push(&rig.fake, line);
+    push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 12);
+    EVENTUALLY(&rig, rig.nnodes == 1);
+    struct ask ask;
+    rig.fake.rev = 9; /* of a time when it was bound */
+    kvs_member_resolve(rig.member, "v1", asked(&ask));
+    real_run_for(&rig.loop, 100);
+    cr_assert(!ask.done);
+    rig.fake.rev = 20; /* and bound again */
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_OK);
+    rig.fake.rev = 9;
+    kvs_member_check(rig.member, "v1", (struct kvb_lineage){{1, 2}}, asked(&ask));
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_OK);
+    cr_assert(!ask.request.bound);
+    rig_close(&rig);
+}
+
 Test(etcd_answers, a_keepalive_that_is_not_sound_does_not_prolong_the_lease)
 {
     static const char *const texts[] = {"{}",
@@ -446,4 +479,113 @@ Test(etcd_answers, a_keepalive_that_is_not_sound_does_not_prolong_the_lease)
         EVENTUALLY(&rig, rig.nlost == 1);
         rig_close(&rig);
     }
+}
+
+/* ---- memory ---- */
+
+static void spare_the_fake(bool inside)
+{
+    static uint64_t after;
+    if (inside) {
+        after = fail_alloc_after;
+        fail_alloc_after = UINT64_MAX;
+    } else if (after != UINT64_MAX) {
+        fail_alloc_after = after;
+    }
+}
+
+/* Each allocation in turn fails once, while it joins, asks and closes: it says so, or does it all
+ * the same, and then works. */
+Test(etcd_answers, an_allocation_that_fails_costs_nothing_but_a_retry, .timeout = 300)
+{
+    const char *all = getenv("KVPLANE_EVERY_ALLOCATION");
+    uint64_t stride = all != NULL ? 1 : 41; /* those of JSON are thousands */
+    json_set_alloc_funcs(malloc, free);
+    for (uint64_t n = 0;; n += n < 40 ? 1 : stride) {
+        struct rig rig = {0};
+        const struct kvs_space space = {"t", "l"};
+        kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+        real_init(&rig.loop, sim_seed(1));
+        fake_open(&rig.fake, &rig.loop.io);
+        rig.fake.inside = spare_the_fake;
+        char endpoint[64];
+        const char *const endpoints[] = {endpoint};
+        (void)snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", rig.fake.port);
+        const struct kvs_etcd_config config = {.sched = &rig.loop.sim.sched,
+                                               .io = &rig.loop.io,
+                                               .endpoints = endpoints,
+                                               .nendpoints = 1,
+                                               .request_ms = 600,
+                                               .lease_ms = 600000,
+                                               .grace_ms = 600000};
+        struct kvb_timer timers[64]; /* the loop's own memory is not at stake */
+        for (int i = 0; i < 64; i++) {
+            kvb_timer_init(&timers[i], NULL);
+            kvb_sched_timer_set(&rig.loop.sim.sched, &timers[i], KVB_NEVER - 1);
+        }
+        for (int i = 0; i < 64; i++) {
+            kvb_sched_timer_clear(&rig.loop.sim.sched, &timers[i]);
+        }
+        fail_alloc_arm(n);
+        kvb_status_t status = kvs_etcd_create(&config, &rig.coordinator);
+        if (status != KVB_OK) {
+            cr_assert_eq(status, KVB_ERR_NO_MEMORY);
+            cr_assert(fail_alloc_disarm());
+            fake_close(&rig.fake);
+            real_cleanup(&rig.loop);
+            continue;
+        }
+        if (kvs_coordinator_watch(rig.coordinator, &watch_ops, &rig) != KVB_OK) {
+            cr_assert_eq(kvs_coordinator_watch(rig.coordinator, &watch_ops, &rig), KVB_OK);
+        }
+        EVENTUALLY(&rig, rig.up);
+        while (kvs_member_open(rig.coordinator, "a", &space, &member_ops, &rig, &rig.member) !=
+               KVB_OK) {
+        }
+        if (kvs_member_publish(rig.member, "{}") != KVB_OK) {
+            cr_assert_eq(kvs_member_publish(rig.member, "{}"), KVB_OK);
+        }
+        uint64_t rev = 100;
+        for (int q = 0; q < QUESTIONS; q++) {
+            kvb_status_t answer;
+            while ((answer = question(&rig, q)) != KVB_OK) {
+                cr_assert(answer == KVB_ERR_NO_MEMORY || answer == KVB_ERR_UNAVAILABLE ||
+                              answer == KVB_ERR_TIMEOUT,
+                          "allocation %llu, question %d: %s", (unsigned long long)n, q,
+                          kvb_status_label(answer));
+                EVENTUALLY(&rig, rig.up);
+            }
+            rig.told = false;
+            /* {"path":"t/l/","asker":"","awaited":true,"lineages":["0…12"]} */
+            char key[32];
+            (void)snprintf(key, sizeof key, "retired/%d.%llu", q, (unsigned long long)n);
+            do {
+                push_put(&rig, key,
+                         "eyJwYXRoIjoidC9sLyIsImFza2VyIjoiIiwiYXdhaXRlZCI6dHJ1ZSwibGluZWFnZXMiOlsiM"
+                         "DAwMDAwMDAwMDAwMDAwMTAwMDAwMDAwMDAwMDAwMDIiXX0=",
+                         ++rev);
+                rig.fake.rev = rev + 1;
+                uint64_t end_ns = kvb_deadline_in_ms(&kvb_clock_real, 2000);
+                while (!rig.told && real_now_ns() < end_ns) {
+                    real_step(&rig.loop, end_ns);
+                }
+                EVENTUALLY(&rig, rig.up); /* an event whose reading failed comes again: here not */
+                (void)snprintf(key, sizeof key, "retired/%d.%llu.%llu", q, (unsigned long long)n,
+                               (unsigned long long)rev);
+            } while (!rig.told);
+        }
+        kvs_member_abandon(rig.member, (struct kvb_lineage){{3, 3}});
+        kvs_member_leave(rig.member, "v1");
+        real_run_for(&rig.loop, 1);
+        kvs_member_close(rig.member);
+        real_run_for(&rig.loop, 1);
+        kvs_coordinator_destroy(rig.coordinator);
+        fake_close(&rig.fake);
+        real_cleanup(&rig.loop);
+        if (!fail_alloc_disarm()) {
+            fprintf(stderr, "etcd: %llu allocations\n", (unsigned long long)n);
+            break;
+        }
+    }
+    json_set_alloc_funcs(malloc, free);
 }
