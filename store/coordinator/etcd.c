@@ -423,6 +423,11 @@ static void etcd_set_quota(struct kvs_coordinator *base, const char *tenant, uin
                            struct kvs_coord_request *request)
 {
     struct etcd *etcd = kvs_etcd_of(base);
+    if (!kvs_etcd_sound_tenant(tenant)) {
+        kvs_request_begin(&etcd->requests, base, NULL, request);
+        kvs_request_answer(etcd->sched, request, KVB_ERR_INVALID);
+        return;
+    }
     struct op *op = ask(etcd, &quota_type, request);
     if (op != NULL) {
         kvs_etcd_encode(op->path, sizeof op->path, tenant);
@@ -448,14 +453,15 @@ static void tell_quota(struct etcd *etcd, const struct kvs_entry *entry, bool re
 
 /* ---- what changed in the mirror ---- */
 
-static bool own_member(const struct etcd *etcd, const char *key)
+/* Of the present lease: what goes with an earlier one may be heard late. */
+static bool own_member(const struct etcd *etcd, const struct kvs_entry *entry)
 {
-    const char *id = strrchr(key, '/');
+    const char *id = strrchr(entry->key, '/');
     kvb_list_each(&etcd->members, link)
     {
         const struct member *member = kvb_container_of(link, struct member, link);
-        if (!member->closed && member->lease != 0 && member->lease == etcd->lease && id != NULL &&
-            strcmp(id + 1, member->id) == 0) {
+        if (!member->closed && member->lease != 0 && member->lease == etcd->lease &&
+            member->token == entry->create_rev && id != NULL && strcmp(id + 1, member->id) == 0) {
             return true;
         }
     }
@@ -520,7 +526,7 @@ void kvs_etcd_removed(struct etcd *etcd, enum kvs_key_kind kind, const struct kv
         tell_quota(etcd, entry, true);
         break;
     case KVS_KEY_MEMBER:
-        etcd->revoked = etcd->revoked || own_member(etcd, entry->key);
+        etcd->revoked = etcd->revoked || own_member(etcd, entry);
         break;
     case KVS_KEY_NAME:
     case KVS_KEY_STEP:

@@ -417,7 +417,9 @@ enum {
 static bool about_token(long http_status, json_int_t code, const char *text)
 {
     return http_status == 401 || code == CODE_UNAUTHENTICATED ||
-           strstr(text, "invalid auth token") != NULL || strstr(text, "user name is empty") != NULL;
+           strstr(text, "invalid auth token") != NULL ||
+           strstr(text, "user name is empty") != NULL ||
+           strstr(text, "revision of auth store is old") != NULL;
 }
 
 static void renew_token(struct kvs_http_call *call)

@@ -7,6 +7,8 @@
 #include "etcd_mirror.h"
 #include "etcd_wire.h"
 
+#include <string.h>
+
 /* The parts of the coordinator on etcd; store/coordinator/etcd.c has the design. */
 
 #define KVS_ETCD_ID_MAX   (KVB_ID_HEX_LEN + 1)
@@ -136,6 +138,7 @@ struct etcd {
     bool synced;               /* the mirror has a whole snapshot */
     char *page_key;            /* where the next page of the snapshot begins; NULL: the first */
     uint64_t page_rev;
+    uint64_t heard_rev; /* the mirror's, once the events that are being read are all in it */
     uint32_t mark;
     struct kvs_http_call join; /* the step of joining that runs */
     struct kvs_http_call beat;
@@ -190,6 +193,12 @@ void kvs_etcd_encode(char *out, size_t cap, const char *text);
 bool kvs_etcd_decode(const char *text, size_t len, char *out, size_t cap);
 bool kvs_etcd_parse_lineage(const char *hex, struct kvb_lineage *lineage_p);
 bool kvs_etcd_parse_u64(const char *text, uint64_t *value_p);
+
+static inline bool kvs_etcd_sound_tenant(const char *tenant)
+{
+    size_t len = strnlen(tenant, sizeof((struct kvs_space *)0)->tenant);
+    return len > 0 && len < sizeof((struct kvs_space *)0)->tenant;
+}
 
 /* ---- session (etcd_session.c) ---- */
 

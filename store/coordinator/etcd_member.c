@@ -185,7 +185,7 @@ static void counted(struct op *op)
     struct member *member = op->member;
     uncounted(member);
     snprintf(member->in, sizeof member->in, "%s", op->text);
-    if (op->left) {
+    if (op->left && !member->closed) {
         leave_soon(member);
     }
 }

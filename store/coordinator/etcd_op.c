@@ -15,7 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define AGAIN_MS 5 /* what it rested on has changed: by then the watch has told how */
+#define NO_MEMORY_MS 100
+#define AGAIN_MS     5 /* what it rested on has changed: by then the watch has told how */
 
 static void start_op(struct op *op);
 
@@ -76,10 +77,15 @@ struct op *kvs_op_create(struct etcd *etcd, const struct op_type *type, struct m
     return op;
 }
 
-/* Lasting: kept for when etcd is back. */
+/* Lasting: kept for when etcd is back, or for when there is memory. */
 static bool rest(struct op *op, kvb_status_t status)
 {
     op->started = false;
+    if (op->type->lasting && status == KVB_ERR_NO_MEMORY) {
+        op->started = true;
+        kvb_sched_timer_set(op->etcd->sched, &op->again,
+                            kvb_deadline_in_ms(op->etcd->sched->clock, NO_MEMORY_MS));
+    }
     return op->type->lasting && (status == KVB_ERR_UNAVAILABLE || status == KVB_ERR_NO_MEMORY);
 }
 

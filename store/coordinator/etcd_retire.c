@@ -914,6 +914,10 @@ void kvs_retire_tenant(struct etcd *etcd, const char *tenant, struct member *ask
     if (op == NULL) {
         return;
     }
+    if (!kvs_etcd_sound_tenant(tenant)) {
+        refuse(op, KVB_ERR_INVALID);
+        return;
+    }
     kvs_etcd_encode(op->path, sizeof op->path - 1, tenant);
     strcat(op->path, "/");
     kvs_op_beside(&etcd->beside, op);

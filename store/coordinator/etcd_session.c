@@ -284,11 +284,8 @@ static kvb_status_t hear(void *ctx, const struct kvs_kv *kv)
 static kvb_status_t hear_event(void *ctx, const struct kvs_kv *kv)
 {
     struct etcd *etcd = ctx;
-    kvb_status_t status = hear(etcd, kv);
-    if (status == KVB_OK && kv->mod_rev > etcd->mirror.rev) {
-        etcd->mirror.rev = kv->mod_rev;
-    }
-    return status;
+    etcd->heard_rev = kv->mod_rev > etcd->heard_rev ? kv->mod_rev : etcd->heard_rev;
+    return hear(etcd, kv);
 }
 
 /* ---- the snapshot ---- */
@@ -466,13 +463,16 @@ static void on_watch_object(struct kvs_http_stream *stream, json_t *object)
         replace_watch(etcd);
         return;
     }
+    /* All of a revision comes in one object: it is heard when all of them were. */
     const json_t *events = json_object_get(result, "events");
+    etcd->heard_rev = etcd->mirror.rev;
     kvb_status_t status =
         kvs_wire_each_event(events, id == WATCH_ALL ? hear_event : hear_ping, etcd);
     if (status != KVB_OK) { /* what was not heard comes again with the next watch */
         replace_watch(etcd);
         return;
     }
+    etcd->mirror.rev = etcd->heard_rev;
     if (created) {
         etcd->created |= 1u << id;
         if (etcd->created == BOTH_WATCHES) {
