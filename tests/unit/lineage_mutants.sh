@@ -150,7 +150,7 @@ try join_only_awake rule \
            !l->update && !l->echoed && !l->reset_owned'
 try reset_asked_by_itself "live-update" 'if (may_reset(l) && l->reset_ask == 0) {' 'if (false) {'
 try reset_keeps_the_name "live-reset" '[KVP_LEAVE_##name] = (keeps),' '[KVP_LEAVE_##name] = (keeps) && KVP_LEAVE_##name != KVP_LEAVE_RESET,'
-try compares_when_back "live-lease live-part" \
+try compares_when_back rule \
     'if (back && kvp_lineage_named(l) && l->check_ask == 0 && !l->echoed) {' 'if (false) {'
 try left_at_update_begin rule \
     'leave_for(l, KVP_LEAVE_UPDATE_BEGINS, random, out);
