@@ -132,7 +132,7 @@ void etcd_await(struct etcd_cluster *cluster)
         }
         nanosleep(&pause, NULL);
     }
-    kvb_assert(!"etcd does not serve");
+    KVB_UNREACHABLE("etcd does not serve");
 }
 
 static void make_certs(const struct etcd_cluster *cluster)
