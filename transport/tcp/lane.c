@@ -623,7 +623,7 @@ static void gather(struct lane *lane)
     const struct kvt_net_ops *net = lane->common->net->ops;
     uint32_t bytes = 1;
     if (in->state == LANE_IN_BODY && in->body_len > SMALL_BYTES && in_hashing(in)) {
-        bytes = (uint32_t)min_u64(in->body.left, CHUNK_BYTES);
+        bytes = (uint32_t)min_u64(in->body.left, CHUNK_BYTES) + TCP_TRAILER_LEN;
     }
     if (bytes != lane->gathered && net->gather != NULL) {
         lane->gathered = bytes;
