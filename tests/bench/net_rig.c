@@ -346,7 +346,8 @@ static void call_destroy(struct call *call)
     free(call);
 }
 
-static void begin(struct rig_running *running, uint64_t due_ns)
+/* False: the client is full, a completion makes room. */
+static bool begin(struct rig_running *running, uint64_t due_ns)
 {
     const struct rig_run *run = running->run;
     const struct rig_net *net = running->client->net;
@@ -377,8 +378,14 @@ static void begin(struct rig_running *running, uint64_t due_ns)
                                      .items = call->items,
                                      .nitems = run->batch,
                                      .done = on_batch};
+    kvb_status_t status = kvs_client_submit(running->client->client, &call->batch);
+    if (status == KVB_ERR_AGAIN) {
+        kvb_list_push_back(&running->idle, &call->link);
+        return false;
+    }
+    must(status, "submit");
     running->begun++;
-    must(kvs_client_submit(running->client->client, &call->batch), "submit");
+    return true;
 }
 
 static void on_batch(struct kvs_batch *batch)
@@ -398,7 +405,7 @@ static void on_batch(struct kvs_batch *batch)
     if (running->done == running->batches) {
         kvp_loop_stop(running->client->net->loop);
     } else if (run->per_s == 0 && running->begun < running->batches) {
-        begin(running, now_ns);
+        (void)begin(running, now_ns);
     }
 }
 
@@ -406,10 +413,11 @@ static void on_turn(struct kvb_event *event)
 {
     struct rig_running *running = kvb_container_of(event, struct rig_running, event);
     double elapsed_s = (double)(rig_now_ns() - running->start_ns) / 1e9;
-    while (running->begun < running->batches &&
+    bool room = true;
+    while (room && running->begun < running->batches &&
            (double)running->begun <= elapsed_s * running->run->per_s) {
-        begin(running,
-              running->start_ns + (uint64_t)((double)running->begun * 1e9 / running->run->per_s));
+        room = begin(running, running->start_ns +
+                                  (uint64_t)((double)running->begun * 1e9 / running->run->per_s));
     }
     if (running->begun < running->batches) {
         kvb_sched_post(kvp_loop_sched(running->client->net->loop), event);
@@ -429,7 +437,7 @@ uint64_t rig_client_run(struct rig_client *client, struct rig_run *run)
         kvb_sched_post(kvp_loop_sched(client->net->loop), &running.event);
     } else {
         for (uint32_t i = 0; i < run->outstanding && i < running.batches; i++) {
-            begin(&running, running.start_ns);
+            (void)begin(&running, running.start_ns);
         }
     }
     kvp_loop_run(client->net->loop);
