@@ -7,7 +7,6 @@
 #include "engine/main.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <ftw.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -15,8 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum setting {

@@ -511,6 +511,37 @@ Test(etcd, alone_in_its_space_a_reset_is_one_transaction)
     real_cleanup(&loop);
 }
 
+/* The batch that was sent before is done as it was then; what comes after it goes with another. */
+Test(etcd, what_is_abandoned_in_an_outage_is_retired_after_it)
+{
+    if (no_etcd()) {
+        return;
+    }
+    struct real_loop loop;
+    struct process p, q;
+    struct instance a;
+    uint32_t cuts = 0;
+    char prefix[64];
+    const struct kvb_lineage before = {{7, 1}}, in_it = {{7, 2}};
+    real_init(&loop, sim_seed(1));
+    (void)etcd_rig_prefix(prefix);
+    start(&p, &loop, prefix);
+    start(&q, &loop, prefix);
+    p.rig.proxy.cut_after = cut_txn;
+    p.rig.proxy.ctx = &cuts;
+    join(&a, &p, "a");
+    cuts = UINT32_MAX; /* whatever is sent is done, and never answered */
+    kvs_member_abandon(a.member, before);
+    EVENTUALLY(&loop, retired_here(&q, before) && !a.reachable);
+    kvs_member_abandon(a.member, in_it);
+    cuts = 0;
+    EVENTUALLY(&loop, retired_here(&q, in_it));
+    kvs_member_close(a.member);
+    stop(&p);
+    stop(&q);
+    real_cleanup(&loop);
+}
+
 Test(etcd, every_operation_ends_within_its_bound_and_says_unavailable)
 {
     if (no_etcd()) {
