@@ -23,9 +23,10 @@ struct place {
     struct kvs_node_record record;
     struct kvs_node *node; /* NULL: not used */
     bool own;
-    bool says_draining; /* the node itself, which may be sooner than the coordinator */
-    bool removed;       /* leaving: the client has let go */
-    uint32_t asks;      /* questions for tenants under way */
+    bool says_draining;    /* the node itself, which may be sooner than the coordinator */
+    bool removed;          /* leaving: the client has let go */
+    uint32_t asks;         /* questions for tenants under way */
+    struct kvb_event gone; /* nothing of it is under way: freed, not inside its own callbacks */
     /* figures at the last sample, and what came of the one before */
     uint64_t sampled_ns;
     struct kvs_remote_status sample;
@@ -71,7 +72,7 @@ struct kvp_cluster {
 static uint64_t own_part(const struct kvp_cluster *cluster, uint64_t bytes)
 {
     uint64_t own = cluster->params.own.capacity_bytes;
-    uint64_t capacity = own;
+    unsigned __int128 capacity = own; /* what others say of theirs adds up to anything */
     if (bytes == UINT64_MAX) {
         return bytes;
     }
@@ -191,6 +192,7 @@ static struct place *find_place(const struct kvp_cluster *cluster, const char *n
 
 static void place_free(struct place *place)
 {
+    kvb_sched_unpost(&place->gone);
     kvb_list_remove(&place->link);
     if (place->node != NULL && !place->own) {
         kvs_remote_destroy(place->node);
@@ -198,10 +200,15 @@ static void place_free(struct place *place)
     free(place);
 }
 
+static void on_place_gone(struct kvb_event *event)
+{
+    place_free(kvb_container_of(event, struct place, gone));
+}
+
 static void finish_leaving(struct place *place)
 {
     if (place->removed && place->asks == 0) {
-        place_free(place);
+        kvb_sched_post(place->cluster->params.sched, &place->gone);
     }
 }
 
@@ -306,6 +313,7 @@ static struct place *place_add(struct kvp_cluster *cluster, const struct kvs_nod
     if (place != NULL) {
         place->cluster = cluster;
         place->record = *record;
+        kvb_event_init(&place->gone, on_place_gone);
         kvb_list_push_back(behind_of(cluster, record->name), &place->link);
     }
     return place;

@@ -11,6 +11,8 @@
 
 enum { MAX = 16 };
 
+static struct sim_sched sim;
+
 /* ---- the coordinator ---- */
 
 static const struct kvs_watch_ops *watch;
@@ -209,6 +211,7 @@ static void finish_removals(void)
         removals[i].removed(removals[i].ctx, removals[i].node);
     }
     nremovals = 0;
+    sim_advance(&sim, 1);
 }
 
 void kvs_client_each_node(const struct kvs_client *c,
@@ -263,7 +266,6 @@ void kvs_share_each_tenant(struct kvs_share *s,
 
 /* ---- the world ---- */
 
-static struct sim_sched sim;
 static struct kvp_cluster *cluster;
 static struct kvs_node local;
 
@@ -435,6 +437,8 @@ Test(cluster, a_quota_is_kept_in_the_part_that_the_share_is_of_the_capacity)
     cr_expect_eq(share_quota, UINT64_MAX);
     watch->quota(watch_ctx, "t", UINT64_MAX - 1); /* no overflow on the way */
     cr_expect_eq(share_quota, UINT64_MAX - 1);
+    tell("c", "c:1", UINT64_MAX - 99, 9, false); /* nor in what others say of themselves */
+    cr_expect_eq(share_quota, 99);
 }
 
 Test(cluster, a_wanted_quota_is_told_until_the_coordinator_has_it)
@@ -620,8 +624,10 @@ Test(cluster, a_node_that_left_is_kept_while_it_is_asked)
     cr_expect_eq(nremotes, 1);
     sim_advance(&sim, 1);
     remote_answer(a, KVB_OK, "t", 5, 2);
-    cr_expect_eq(nremotes, 0);
+    cr_expect_eq(nremotes, 1, "not destroyed inside its own callback");
     cr_expect_eq(gathered.done, 1);
+    sim_advance(&sim, 1);
+    cr_expect_eq(nremotes, 0);
 }
 
 /* ---- leaving ---- */
