@@ -233,7 +233,7 @@ static bool kind_of(const struct etcd *etcd, const struct kvs_kv *kv, enum kvs_k
     char prefix[KVS_ETCD_KEY_MAX];
     size_t len = strlen(data_prefix(etcd, prefix));
     if (strlen(kv->key) != kv->key_len || strlen(kv->value) != kv->value_len ||
-        strncmp(kv->key, prefix, len) != 0) {
+        kv->key_len >= KVS_ETCD_KEY_MAX || strncmp(kv->key, prefix, len) != 0) {
         return false;
     }
     for (int kind = 0; kind < KVS_KEY_KINDS_COUNT; kind++) {
@@ -468,7 +468,11 @@ static void on_watch_object(struct kvs_http_stream *stream, json_t *object)
     etcd->heard_rev = etcd->mirror.rev;
     kvb_status_t status =
         kvs_wire_each_event(events, id == WATCH_ALL ? hear_event : hear_ping, etcd);
-    if (status != KVB_OK) { /* what was not heard comes again with the next watch */
+    if (status != KVB_OK) {
+        /* What was not heard comes again with the next watch. All but the last revision was:
+         * members were told of it, and an answer that is older must be known as such. */
+        etcd->mirror.rev =
+            etcd->heard_rev > etcd->mirror.rev ? etcd->heard_rev - 1 : etcd->mirror.rev;
         replace_watch(etcd);
         return;
     }
