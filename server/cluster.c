@@ -778,7 +778,7 @@ static void finish_stop(struct kvp_cluster *cluster)
 static void on_withdrawn(struct kvs_coord_request *request, kvb_status_t status)
 {
     struct kvp_cluster *cluster = kvb_container_of(request, struct kvp_cluster, withdraw);
-    if (status != KVB_OK) {
+    if (status != KVB_OK && status != KVB_ERR_EXISTS) { /* another's by now, as logged */
         KVB_LOG(WARN, "the node could not be withdrawn: others see it until its lease ends",
                 KVB_STATUS(status));
     }

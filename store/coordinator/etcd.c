@@ -261,6 +261,9 @@ static void node_removed(struct etcd *etcd, const struct kvs_entry *entry)
     if (!kvs_etcd_decode(entry->key, strlen(entry->key), name, sizeof name)) {
         return;
     }
+    if (etcd->node_wanted && strcmp(name, etcd->node.name) == 0) {
+        etcd->node_new = etcd->node_gone = true; /* another had the name, and is gone */
+    }
     bool settled = etcd->up && kvb_now_ns(etcd->sched->clock) - etcd->up_ns > lease_ns;
     struct missing *missing = settled ? NULL : calloc(1, sizeof *missing);
     if (missing == NULL) {
@@ -272,6 +275,27 @@ static void node_removed(struct etcd *etcd, const struct kvs_entry *entry)
     if (etcd->up) {
         kvb_sched_timer_set(etcd->sched, &etcd->gone, etcd->up_ns + lease_ns);
     }
+}
+
+/* By now another process may be the node of this name: its record is not ours to change. False: it
+ * is. The txn compares that none has come since. */
+static bool node_is_ours(const struct etcd *etcd, const char *key, struct kvs_txn *txn)
+{
+    const char *tail =
+        key + strlen(kvs_etcd_key(etcd, KVS_KEY_NODE, NULL, NULL, (char[KVS_ETCD_KEY_MAX]){0}));
+    bool behind = etcd->mirror.rev < etcd->node_rev; /* it shows what was before ours */
+    const struct kvs_entry *entry =
+        behind ? NULL : kvs_mirror_find(&etcd->mirror, KVS_KEY_NODE, tail);
+    struct kvs_node_record record;
+    if (entry != NULL && parse_node(entry, &record) &&
+        record.incarnation != etcd->node.incarnation) {
+        KVB_LOG_LIMITED(WARN, "another process is the node of this name now",
+                        KVB_STR("node", etcd->node.name), KVB_STR("address", record.address));
+        return false;
+    }
+    uint64_t rev = behind ? etcd->node_rev : entry == NULL ? 0 : entry->mod_rev;
+    kvs_txn_when(txn, kvs_wire_if_modified(key, rev));
+    return true;
 }
 
 static kvb_status_t build_announce(struct op *op, struct kvs_txn *txn)
@@ -287,20 +311,9 @@ static kvb_status_t build_announce(struct op *op, struct kvs_txn *txn)
     }
     etcd->node_new = false;
     (void)node_key(etcd, key);
-    if (etcd->node_lease == 0 && etcd->node_before) {
-        /* Our lease had ended: by now another process may be the node of this name. */
-        const char *tail =
-            key + strlen(kvs_etcd_key(etcd, KVS_KEY_NODE, NULL, NULL, (char[KVS_ETCD_KEY_MAX]){0}));
-        const struct kvs_entry *entry = kvs_mirror_find(&etcd->mirror, KVS_KEY_NODE, tail);
-        struct kvs_node_record record;
-        if (entry != NULL && parse_node(entry, &record) &&
-            record.incarnation != etcd->node.incarnation) {
-            KVB_LOG(WARN, "another process is the node of this name now",
-                    KVB_STR("node", etcd->node.name), KVB_STR("address", record.address));
-            free(text);
-            return KVB_ERR_EXISTS;
-        }
-        kvs_txn_when(txn, kvs_wire_if_modified(key, entry == NULL ? 0 : entry->mod_rev));
+    if (etcd->node_before && !node_is_ours(etcd, key, txn)) {
+        free(text);
+        return KVB_ERR_EXISTS;
     }
     (void)kvs_txn_then(txn, kvs_wire_put(key, text, etcd->lease));
     free(text);
@@ -314,6 +327,7 @@ static kvb_status_t answer_announce(struct op *op, const struct kvs_txn_answer *
     }
     op->etcd->node_lease = op->lease;
     op->etcd->node_before = true;
+    op->etcd->node_rev = answer->rev;
     return KVB_OK;
 }
 
@@ -360,18 +374,27 @@ static kvb_status_t etcd_announce(struct kvs_coordinator *base,
 static kvb_status_t build_withdraw(struct op *op, struct kvs_txn *txn)
 {
     char key[KVS_ETCD_KEY_MAX];
-    (void)kvs_txn_then(txn, kvs_wire_delete(node_key(op->etcd, key)));
+    if (!node_is_ours(op->etcd, node_key(op->etcd, key), txn)) {
+        return KVB_ERR_EXISTS;
+    }
+    (void)kvs_txn_then(txn, kvs_wire_delete(key));
     return KVB_OK;
 }
+
+static kvb_status_t answer_withdraw(struct op *op, const struct kvs_txn_answer *answer)
+{
+    (void)op;
+    return answer->succeeded ? KVB_OK : KVB_ERR_AGAIN;
+}
+
+static const struct op_type withdraw_type = {
+    .name = "withdraw", .build = build_withdraw, .answer = answer_withdraw};
 
 static kvb_status_t answer_done(struct op *op, const struct kvs_txn_answer *answer)
 {
     (void)op, (void)answer;
     return KVB_OK;
 }
-
-static const struct op_type withdraw_type = {
-    .name = "withdraw", .build = build_withdraw, .answer = answer_done};
 
 /* NULL: answered already. */
 static struct op *ask(struct etcd *etcd, const struct op_type *type,
@@ -389,7 +412,7 @@ static struct op *ask(struct etcd *etcd, const struct op_type *type,
 static void etcd_withdraw(struct kvs_coordinator *base, struct kvs_coord_request *request)
 {
     struct etcd *etcd = kvs_etcd_of(base);
-    bool there = etcd->node_wanted && etcd->node_before;
+    bool there = etcd->node_wanted && (etcd->node_before || etcd->announcing);
     etcd->node_wanted = false;
     etcd->node_lease = 0;
     if (!there) {
@@ -438,7 +461,7 @@ static void etcd_set_quota(struct kvs_coordinator *base, const char *tenant, uin
 
 static void tell_quota(struct etcd *etcd, const struct kvs_entry *entry, bool removed)
 {
-    char tenant[256];
+    char tenant[sizeof((struct kvs_space *)0)->tenant];
     uint64_t bytes = UINT64_MAX;
     if (!kvs_etcd_decode(entry->key, strlen(entry->key), tenant, sizeof tenant) ||
         (!removed && !kvs_etcd_parse_u64(entry->value, &bytes))) {
@@ -545,6 +568,10 @@ void kvs_etcd_settled(struct etcd *etcd)
         etcd->revoked = false;
         kvs_session_lost(etcd);
     }
+    if (etcd->node_gone) {
+        etcd->node_gone = false;
+        kvs_etcd_announce_again(etcd);
+    }
 }
 
 void kvs_etcd_synced(struct etcd *etcd)
@@ -587,6 +614,7 @@ void kvs_etcd_down(struct etcd *etcd, bool lost)
 {
     if (lost) {
         etcd->node_lease = 0;
+        etcd->node_rev = 0;
     }
     kvs_op_fail_queue(&etcd->queue);
     kvb_list_each(&etcd->members, link)
@@ -610,7 +638,7 @@ static void replay(struct etcd *etcd, const struct watcher *watcher)
     for (uint32_t i = 0; watcher->ops->quota != NULL && i < etcd->mirror.kinds[KVS_KEY_QUOTA].n;
          i++) {
         const struct kvs_entry *entry = etcd->mirror.kinds[KVS_KEY_QUOTA].entries[i];
-        char tenant[256];
+        char tenant[sizeof((struct kvs_space *)0)->tenant];
         uint64_t bytes;
         if (kvs_etcd_decode(entry->key, strlen(entry->key), tenant, sizeof tenant) &&
             kvs_etcd_parse_u64(entry->value, &bytes)) {

@@ -168,6 +168,8 @@ struct etcd {
     bool node_wanted, node_new;
     uint64_t node_lease; /* under which etcd has it; 0: has not */
     bool node_before;    /* it was there once: others may have its name by now */
+    uint64_t node_rev;   /* when we last wrote it */
+    bool node_gone;      /* its record went, and not by us: to be announced again */
     bool announcing;
     struct kvb_list missing; /* nodes that went just after we were away */
     struct kvb_timer gone;

@@ -808,6 +808,51 @@ Test(etcd, a_node_that_starts_again_replaces_its_record_and_one_that_was_replace
     real_cleanup(&loop);
 }
 
+Test(etcd, a_node_that_was_replaced_while_it_lived_takes_nothing_along_and_may_come_back)
+{
+    if (no_etcd()) {
+        return;
+    }
+    struct real_loop loop;
+    struct process old, fresh, watcher;
+    struct ask ask;
+    char prefix[64];
+    real_init(&loop, sim_seed(1));
+    (void)etcd_rig_prefix(prefix);
+    start(&watcher, &loop, prefix);
+    start(&old, &loop, prefix);
+    start(&fresh, &loop, prefix);
+    struct kvs_node_record node = {.name = "n1", .address = "h:1", .incarnation = 1};
+    cr_assert_eq(kvs_coordinator_announce(old.rig.coordinator, &node), KVB_OK);
+    EVENTUALLY(&loop, watcher.nnodes == 1);
+    node.incarnation = 2;
+    cr_assert_eq(kvs_coordinator_announce(fresh.rig.coordinator, &node), KVB_OK);
+    EVENTUALLY(&loop, watcher.nnodes == 2 && old.node.incarnation == 2);
+    /* the one that still has its lease: back when the name is free */
+    kvs_coordinator_withdraw(fresh.rig.coordinator, asked(&ask));
+    cr_assert_eq(finish(&loop, &ask), KVB_OK);
+    EVENTUALLY(&loop, watcher.nnodes == 3 && watcher.node.incarnation == 1);
+    EVENTUALLY(&loop, fresh.node.incarnation == 1);
+    node.incarnation = 3;
+    cr_assert_eq(kvs_coordinator_announce(watcher.rig.coordinator, &node), KVB_OK);
+    EVENTUALLY(&loop, old.node.incarnation == 3);
+    /* and its leaving leaves the other's record alone */
+    node.incarnation = 1;
+    node.draining = true;
+    cr_assert_eq(kvs_coordinator_announce(old.rig.coordinator, &node), KVB_OK);
+    kvs_coordinator_withdraw(old.rig.coordinator, asked(&ask));
+    cr_assert_eq(finish(&loop, &ask), KVB_ERR_EXISTS);
+    struct process late;
+    start(&late, &loop, prefix);
+    EVENTUALLY(&loop, late.nnodes == 1);
+    cr_assert_eq(late.node.incarnation, 3);
+    stop(&late);
+    stop(&watcher);
+    stop(&old);
+    stop(&fresh);
+    real_cleanup(&loop);
+}
+
 Test(etcd, quotas_are_told_and_taken_back)
 {
     if (no_etcd()) {

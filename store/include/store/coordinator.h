@@ -134,7 +134,7 @@ KVB_MUST_USE kvb_status_t kvs_coordinator_watch(struct kvs_coordinator *coordina
  * Kept up by itself, through any outage. UNSUPPORTED: embedded. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_coordinator_announce(struct kvs_coordinator *coordinator,
                                                    const struct kvs_node_record *record);
-/* Takes it back; done as for any request. */
+/* Takes it back; done as for any request. EXISTS: another process has its name now. */
 void kvs_coordinator_withdraw(struct kvs_coordinator *coordinator,
                               struct kvs_coord_request *request);
 /* OK, UNAVAILABLE, NO_MEMORY. UINT64_MAX: none. */
