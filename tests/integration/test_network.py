@@ -15,7 +15,7 @@ import harness
 MIB = 1 << 20
 SEED = int(os.environ.get("KVPLANE_SEED", "1"))
 FAULTS = int(os.environ.get("KVPLANE_FAULTS", "24"))
-DAEMONS = 2 if FAULTS < 1000 else 24
+DAEMONS = 2 if FAULTS < 1000 else 40  # a node admits 64 connections of one host
 SLACK_KIB = 4096
 MISSES = {"not_found", "fenced", "closed", "ticket", "generation", "checksum", "canceled", "timeout", "disconnected",
           "unavailable"}
@@ -129,7 +129,8 @@ class Faults(Cluster):
         first = self.many_faults(pick, daemons, FAULTS // 3)
         last = self.many_faults(pick, daemons, FAULTS)
         print(f"after a third {first}, at the end {last}")
-        self.assertLessEqual(last["fds"], first["fds"])
+        # Connections to etcd come and go, a few.
+        self.assertLessEqual(last["fds"], first["fds"] + 2 * (len(daemons) + 1))
         if not harness.SANITIZED:
             self.assertLess(last["kib"], first["kib"] + SLACK_KIB)
         self.clean(self.a, *daemons, *self.nodes)
@@ -139,15 +140,18 @@ class Faults(Cluster):
             before = self.net.stats()["fired"]
             if before >= wanted:
                 break
-            after = turn % 400 if turn % 2 == 0 else pick.randrange(1, 200000)
+            # Mostly in the handshake and the first questions, which every daemon gets to by itself.
+            after = pick.randrange(1, 200000) if turn % 4 == 3 else turn % 400
             self.net.rule(pick.choice(("there", "back")), after=after, then=pick.choice(("cut", "reset")))
             for _ in range(10):  # a node that is left alone is told nothing but pings
                 self.run_(turn % 150, 2)
-                if self.net.stats()["fired"] > before:
+                if self.net.stats()["fired"] >= before + len(daemons):
                     break
-            self.net.tell("clear")
-            for daemon in daemons:
-                self.reached(daemon)
+            if turn % 4 == 3:
+                self.net.tell("clear")
+                for daemon in daemons:
+                    self.reached(daemon)
+        self.net.tell("clear")
         self.used_again()
         for daemon in daemons:
             harness.until("nothing pending", lambda d=daemon: d.pending() == 0)
