@@ -135,6 +135,7 @@ void kvs_request_begin(struct kvb_list *requests, struct kvs_coordinator *coordi
     request->impl.member = member;
     request->impl.status = KVB_IN_PROGRESS;
     request->impl.state = NULL;
+    request->impl.binds = false;
     kvb_list_push_back(requests, &request->impl.link);
 }
 

@@ -13,6 +13,7 @@
  * forget left/ID/MEMBER               (empty)                      process' lease   a member that
  * has left node/NAME                    address, capacity, ...       process' lease   a store node
  *   quota/TENANT                 bytes                        for ever         set_quota
+ *   PREFIX drawn/LINEAGE         (empty)                      6 to 9 hours     who first bound it
  *   PREFIX ping/PROCESS          a count                      process' lease   its process
  *
  * One lease for each process: what it says of itself ends with it. Everything that changes what
@@ -432,15 +433,23 @@ static kvb_status_t build_quota(struct op *op, struct kvs_txn *txn)
 {
     char key[KVS_ETCD_KEY_MAX];
     char bytes[24];
+    const struct kvs_entry *entry = kvs_mirror_find(&op->etcd->mirror, KVS_KEY_QUOTA, op->path);
     (void)kvs_etcd_key(op->etcd, KVS_KEY_QUOTA, op->path, NULL, key);
+    kvs_txn_when(txn, kvs_wire_if_modified(key, entry == NULL ? 0 : entry->mod_rev));
     snprintf(bytes, sizeof bytes, "%" PRIu64, op->number);
     (void)kvs_txn_then(txn, op->number == UINT64_MAX ? kvs_wire_delete(key)
                                                      : kvs_wire_put(key, bytes, 0));
     return KVB_OK;
 }
 
+static kvb_status_t answer_quota(struct op *op, const struct kvs_txn_answer *answer)
+{
+    (void)op;
+    return answer->succeeded ? KVB_OK : KVB_ERR_AGAIN;
+}
+
 static const struct op_type quota_type = {
-    .name = "quota", .build = build_quota, .answer = answer_done};
+    .name = "quota", .build = build_quota, .answer = answer_quota};
 
 static void etcd_set_quota(struct kvs_coordinator *base, const char *tenant, uint64_t bytes,
                            struct kvs_coord_request *request)

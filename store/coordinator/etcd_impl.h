@@ -57,6 +57,7 @@ struct op {
     uint64_t number; /* an epoch, a quota, a revision */
     uint64_t step;
     bool fenced;    /* a step that is not next */
+    bool creates;   /* the name is not there, as far as is known */
     bool left;      /* a name was left while it was being resolved */
     uint32_t place; /* in the answer */
 

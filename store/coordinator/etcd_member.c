@@ -80,7 +80,7 @@ static kvb_status_t answer_record(struct op *op, const struct kvs_txn_answer *an
     member->lease = op->lease;
     member->token = found.create_rev;
     if (member->told_rev == 0) {
-        member->told_rev = answer->rev; /* what was retired before it was there is not for it */
+        member->told_rev = found.create_rev; /* what was retired before is not for it */
     }
     return KVB_OK;
 }
@@ -158,11 +158,11 @@ kvb_status_t kvs_member_etcd_publish(struct kvs_member *base, const char *text)
 /* ---- names ---- */
 
 /* In the txn of another op: it is counted in this name from then on. */
-static void count(struct op *op, struct kvs_txn *txn, const char *name, bool otherwise)
+static void count(struct op *op, struct kvs_txn *txn, const char *name)
 {
     char key[KVS_ETCD_KEY_MAX];
-    json_t *put = kvs_wire_put(own_key(op->member, KVS_KEY_IN, key), name, op->etcd->lease);
-    (void)(otherwise ? kvs_txn_otherwise(txn, put) : kvs_txn_then(txn, put));
+    (void)kvs_txn_then(txn,
+                       kvs_wire_put(own_key(op->member, KVS_KEY_IN, key), name, op->etcd->lease));
 }
 
 static void leave_soon(struct member *member)
@@ -222,33 +222,58 @@ static void forget_one(struct etcd *etcd)
     }
 }
 
+/* Not below what is watched: only transactions look at it. */
+static const char *drawn_key(const struct op *op, char out[KVS_ETCD_KEY_MAX])
+{
+    char hex[KVS_ETCD_ID_MAX];
+    kvb_id_format(op->lineage.id, hex);
+    snprintf(out, KVS_ETCD_KEY_MAX, "%sdrawn/%s", op->etcd->prefix, hex);
+    return out;
+}
+
+/* Joins what the name stands for; or makes it stand for a fresh lineage. A lineage is bound once:
+ * the same request that comes a second time, when what it bound has been retired since, must not
+ * bring it back. So each that was bound leaves a mark, as long as retirements are kept. */
 static kvb_status_t build_resolve(struct op *op, struct kvs_txn *txn)
 {
     char key[KVS_ETCD_KEY_MAX];
     char hex[KVS_ETCD_ID_MAX];
-    kvb_id_format(op->lineage.id, hex);
     name_key(op, key);
-    kvs_txn_when(txn, kvs_wire_if_present(key));
-    op->place = kvs_txn_then(txn, kvs_wire_range(key));
-    count(op, txn, op->text, false);
-    (void)kvs_txn_otherwise(txn, kvs_wire_put(key, hex, 0));
-    count(op, txn, op->text, true);
+    if (!op->creates) {
+        kvs_txn_when(txn, kvs_wire_if_present(key));
+        op->place = kvs_txn_then(txn, kvs_wire_range(key));
+        count(op, txn, op->text);
+        return KVB_OK;
+    }
+    op->lineage.id = kvb_id_draw(op->etcd->sched->random);
+    kvb_id_format(op->lineage.id, hex);
+    kvs_txn_when(txn, kvs_wire_if_absent(key));
+    (void)kvs_txn_then(txn, kvs_wire_put(key, hex, 0));
+    drawn_key(op, key);
+    kvs_txn_when(txn, kvs_wire_if_absent(key));
+    (void)kvs_txn_then(txn, kvs_wire_put(key, "", op->etcd->retired_lease));
+    count(op, txn, op->text);
     return KVB_OK;
+}
+
+static const struct kvs_entry *mirrored_name(const struct op *op)
+{
+    char name[3 * KVS_ETCD_NAME_MAX + 1];
+    char key[KVS_ETCD_KEY_MAX];
+    kvs_etcd_encode(name, sizeof name, op->text);
+    snprintf(key, sizeof key, "%s%s", op->path, name);
+    return kvs_mirror_find(&op->etcd->mirror, KVS_KEY_NAME, key);
 }
 
 /* The mirror may be ahead of this answer: has the name been unbound since? Then the members have
  * been told, and the answer must not come after that. */
-static bool outdated(struct op *op, uint64_t rev, struct kvb_lineage lineage)
+static bool outdated(const struct op *op, uint64_t rev, struct kvb_lineage lineage)
 {
-    char name[3 * KVS_ETCD_NAME_MAX + 1];
-    char key[KVS_ETCD_KEY_MAX];
     struct kvb_lineage bound;
     if (op->etcd->mirror.rev < rev) {
         return false;
     }
-    kvs_etcd_encode(name, sizeof name, op->text);
-    snprintf(key, sizeof key, "%s%s", op->path, name);
-    const struct kvs_entry *entry = kvs_mirror_find(&op->etcd->mirror, KVS_KEY_NAME, key);
+    const struct kvs_entry *entry = mirrored_name(op);
     return entry == NULL || !kvs_etcd_parse_lineage(entry->value, &bound) ||
            !kvb_lineage_equal(bound, lineage);
 }
@@ -256,7 +281,12 @@ static bool outdated(struct op *op, uint64_t rev, struct kvb_lineage lineage)
 static kvb_status_t answer_resolve(struct op *op, const struct kvs_txn_answer *answer)
 {
     struct kvb_lineage lineage = op->lineage;
-    if (answer->succeeded) {
+    bool created = op->creates;
+    if (!answer->succeeded) {
+        op->creates = !created; /* it is there now, or is not any more */
+        return KVB_ERR_AGAIN;
+    }
+    if (!created) {
         struct kvs_found found;
         kvb_status_t status = kvs_op_one_kv(answer, op->place, &found);
         if (status == KVB_OK && (found.n != 1 || !kvs_etcd_parse_lineage(found.value, &lineage))) {
@@ -268,14 +298,14 @@ static kvb_status_t answer_resolve(struct op *op, const struct kvs_txn_answer *a
         }
     }
     if (outdated(op, answer->rev, lineage)) {
-        op->lineage.id = kvb_id_draw(op->etcd->sched->random);
+        op->creates = false;
         return KVB_ERR_AGAIN;
     }
     counted(op);
     if (op->request != NULL) {
         op->request->lineage = lineage;
     }
-    if (!answer->succeeded && op->etcd->mirror.kinds[KVS_KEY_NAME].n >= NAMES_MAX) {
+    if (created && op->etcd->mirror.kinds[KVS_KEY_NAME].n >= NAMES_MAX) {
         forget_one(op->etcd);
     }
     return KVB_OK;
@@ -290,7 +320,7 @@ static kvb_status_t build_check(struct op *op, struct kvs_txn *txn)
     char hex[KVS_ETCD_ID_MAX];
     kvb_id_format(op->lineage.id, hex);
     kvs_txn_when(txn, kvs_wire_if_value(name_key(op, key), hex));
-    count(op, txn, op->text, false);
+    count(op, txn, op->text);
     return KVB_OK;
 }
 
@@ -382,7 +412,7 @@ void kvs_member_etcd_resolve(struct kvs_member *base, const char *name,
     }
     struct op *op = ask(member, &resolve_type, name, request);
     if (op != NULL) {
-        op->lineage.id = kvb_id_draw(etcd->sched->random);
+        op->creates = mirrored_name(op) == NULL;
         kvs_op_queue(&member->queue, op);
     }
 }
@@ -649,6 +679,15 @@ bool kvs_member_tell_lost(struct member *member)
 {
     if (!member->lost || member->closed) {
         return false;
+    }
+    /* an answer on its way to it that binds is none any more */
+    kvb_list_each(&member->requests, link)
+    {
+        struct kvs_coord_request *request =
+            kvb_container_of(link, struct kvs_coord_request, impl.link);
+        if (request->impl.binds && request->impl.status == KVB_OK) {
+            request->impl.status = KVB_ERR_UNAVAILABLE;
+        }
     }
     kvb_sched_unpost(&member->reach);
     on_reach(&member->reach);

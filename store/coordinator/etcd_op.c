@@ -73,6 +73,7 @@ struct op *kvs_op_create(struct etcd *etcd, const struct op_type *type, struct m
     }
     if (request != NULL) {
         request->impl.state = op;
+        request->impl.binds = type->leased;
     }
     return op;
 }

@@ -53,6 +53,7 @@ struct kvs_coord_request {
         struct kvs_coordinator *coordinator;
         struct kvs_member *member;
         kvb_status_t status;
+        bool binds; /* what it answers OK holds as long as the member's lease */
         void *state;
     } impl;
 };
