@@ -473,6 +473,58 @@ Test(etcd, what_was_sent_and_not_answered_happens_once)
     real_cleanup(&loop);
 }
 
+static bool cut_and_stay_away(void *ctx, const char *data, uint32_t len)
+{
+    struct tcp_proxy *proxy = ctx;
+    bool txn = memmem(data, len, "POST /v3/kv/txn", 15) != NULL;
+    proxy->mode = txn ? PROXY_CUT : proxy->mode;
+    return txn;
+}
+
+/* The request is sent again when what it bound was retired meanwhile: that must stay retired. */
+Test(etcd, a_lineage_that_was_retired_is_never_bound_again)
+{
+    if (no_etcd()) {
+        return;
+    }
+    struct real_loop loop;
+    struct process p, q;
+    struct instance a, b;
+    struct ask ask;
+    char prefix[64];
+    bool seen = false;
+    real_init(&loop, sim_seed(1));
+    (void)etcd_rig_prefix(prefix);
+    start(&p, &loop, prefix);
+    start(&q, &loop, prefix);
+    join(&a, &p, "a");
+    join(&b, &q, "b");
+    for (int i = 0; i < 5 && !seen; i++) {
+        char name[16];
+        (void)snprintf(name, sizeof name, "v%d", i);
+        EVENTUALLY(&loop, a.reachable);
+        p.rig.proxy.ctx = &p.rig.proxy;
+        p.rig.proxy.cut_after = cut_and_stay_away;
+        kvs_member_resolve(a.member, name, asked(&ask));
+        EVENTUALLY(&loop, p.rig.proxy.mode == PROXY_CUT);
+        p.rig.proxy.cut_after = NULL;
+        struct kvb_lineage lineage = resolve(&b, name); /* as the other's request bound it */
+        cr_assert_eq(retire(&b, lineage, 300), KVB_ERR_TIMEOUT, "the other has not heard of it");
+        proxy_set(&p.rig.proxy, PROXY_PASS);
+        if (finish(&loop, &ask) == KVB_OK) { /* else it was too slow */
+            cr_assert(!kvb_lineage_equal(ask.request.lineage, lineage));
+            seen = true;
+        }
+        cr_assert(!kvb_lineage_equal(resolve(&b, name), lineage));
+    }
+    cr_assert(seen);
+    kvs_member_close(a.member);
+    kvs_member_close(b.member);
+    stop(&p);
+    stop(&q);
+    real_cleanup(&loop);
+}
+
 static bool count_txns(void *ctx, const char *data, uint32_t len)
 {
     uint32_t *n = ctx;
