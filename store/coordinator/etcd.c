@@ -391,12 +391,6 @@ static kvb_status_t answer_withdraw(struct op *op, const struct kvs_txn_answer *
 static const struct op_type withdraw_type = {
     .name = "withdraw", .build = build_withdraw, .answer = answer_withdraw};
 
-static kvb_status_t answer_done(struct op *op, const struct kvs_txn_answer *answer)
-{
-    (void)op, (void)answer;
-    return KVB_OK;
-}
-
 /* NULL: answered already. */
 static struct op *ask(struct etcd *etcd, const struct op_type *type,
                       struct kvs_coord_request *request)
