@@ -47,8 +47,9 @@ struct op {
     json_t *then, *otherwise; /* what was sent */
     bool beside;              /* not of a queue */
     bool started;
-    uint64_t lease; /* under which it was sent */
-    uint64_t joins; /* etcd.joins then */
+    uint64_t lease;    /* under which it was sent */
+    uint64_t joins;    /* etcd.joins then */
+    uint64_t seen_rev; /* etcd.mirror.rev then */
 
     char path[KVS_ETCD_PATH_MAX]; /* of the space, or of the tenant */
     char id[KVS_ETCD_ID_MAX];     /* of a retirement */
@@ -146,6 +147,7 @@ struct etcd {
     struct kvs_http_call ping;
     json_t *ping_then; /* what it asks */
     uint64_t pings, ping_seen;
+    uint64_t ping_rev; /* the mirror's when it was sent */
     struct kvs_http_stream stream;
     unsigned created; /* watches that etcd has confirmed: bits 1 and 2 */
     struct kvb_timer retry;
@@ -211,6 +213,8 @@ void kvs_session_stop(struct etcd *etcd);
 void kvs_session_away(struct etcd *etcd);
 /* The lease has ended, or nobody can say that it has not. */
 void kvs_session_lost(struct etcd *etcd);
+/* An answer is of an earlier revision than was heard before it was asked for. */
+void kvs_session_rewound(struct etcd *etcd);
 
 /* The name that an entry of kind IN counts its member in; NULL: there is none. */
 struct kvs_entry *kvs_etcd_name_of(const struct etcd *etcd, const struct kvs_entry *in);
@@ -318,6 +322,8 @@ void kvs_retire_replay(struct etcd *etcd, const struct watcher *watcher);
 void kvs_retire_catch_up(struct member *member);
 /* Members left, or are gone: who waits for them? */
 void kvs_retire_settle(struct etcd *etcd);
+/* What etcd knew of them is not to be had any more: nobody can say that all have left. */
+void kvs_retire_give_up(struct etcd *etcd);
 /* Names that have members: since_ns is now, which it gives; the others' is earlier. */
 uint64_t kvs_retire_note_members(struct etcd *etcd);
 void kvs_retire_sweep(struct etcd *etcd);

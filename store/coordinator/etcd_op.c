@@ -122,13 +122,14 @@ static void on_txn(struct kvs_http_call *call, kvb_status_t status, json_t *answ
     struct op *op = kvb_container_of(call, struct op, call);
     struct etcd *etcd = op->etcd;
     struct kvs_txn_answer parsed;
+    bool sound = status == KVB_OK && kvs_txn_parse(answer, op->then, op->otherwise, &parsed);
+    bool rewound = sound && parsed.rev < op->seen_rev;
+    status = rewound ? KVB_ERR_UNAVAILABLE : status;
     if (status == KVB_OK && op->type->leased && op->lease != etcd->lease) {
         status = KVB_ERR_UNAVAILABLE;
     }
     if (status == KVB_OK) {
-        status = kvs_txn_parse(answer, op->then, op->otherwise, &parsed)
-                     ? op->type->answer(op, &parsed)
-                     : KVB_ERR_PROTOCOL;
+        status = sound ? op->type->answer(op, &parsed) : KVB_ERR_PROTOCOL;
     }
     if (status == KVB_ERR_AGAIN) {
         kvb_sched_timer_set(etcd->sched, &op->again,
@@ -153,6 +154,10 @@ static void on_txn(struct kvs_http_call *call, kvb_status_t status, json_t *answ
         kvs_member_tell_reach(member);
     }
     end_op(op, status);
+    if (rewound) {
+        kvs_session_rewound(etcd);
+        return;
+    }
     if (lost) { /* a lease that it has not */
         etcd->retired_lease = 0;
         kvs_session_lost(etcd);
@@ -172,6 +177,7 @@ static void start_op(struct op *op)
     op->started = true;
     op->lease = etcd->lease;
     op->joins = etcd->joins;
+    op->seen_rev = etcd->mirror.rev;
     if (now_ns >= op->deadline_ns) {
         end_op(op, KVB_ERR_UNAVAILABLE);
         kvs_session_away(etcd);

@@ -631,6 +631,14 @@ void kvs_retire_settle(struct etcd *etcd)
     }
 }
 
+void kvs_retire_give_up(struct etcd *etcd)
+{
+    kvb_list_each(&etcd->waiting, link)
+    {
+        finish(kvb_container_of(link, struct op, link), KVB_ERR_TIMEOUT);
+    }
+}
+
 /* Its transaction is over. True: it waits. */
 static bool end_retire(struct op *op, kvb_status_t status)
 {

@@ -9,6 +9,11 @@
  * sent it, and only four fifths of it. So we know that it has ended before anybody at etcd can see
  * that we are gone. What is left at that moment is the time to leave.
  *
+ * Going back. A transaction is answered at a revision no older than what was heard before it was
+ * sent. One that is older comes from an etcd that was restored from a backup, or made anew: what we
+ * compare with is of another history, and others may have been told that we have left. So we have
+ * lost our lease, and everything is read anew.
+ *
  * The watch. A broken one is resumed behind the last revision heard; one whose revision was
  * compacted away means a new snapshot. One that is silent may be healthy or dead: with each
  * keep-alive a key of our own is written, which the same stream watches; if it does not come back
@@ -96,6 +101,29 @@ void kvs_session_lost(struct etcd *etcd)
         kvb_sched_timer_set(etcd->sched, &etcd->retry, now(etcd));
     }
     kvs_etcd_down(etcd, true);
+}
+
+static void drop_pages(struct etcd *etcd);
+
+void kvs_session_rewound(struct etcd *etcd)
+{
+    KVB_LOG(ERROR, "etcd's history went back: was it restored? all instances leave");
+    etcd->synced = false;
+    etcd->retired_lease = 0;
+    drop_pages(etcd);
+    etcd->mirror.rev = 0;
+    for (int kind = 0; kind < KVS_KEY_KINDS_COUNT; kind++) { /* older than all that is read anew */
+        for (uint32_t i = 0; i < etcd->mirror.kinds[kind].n; i++) {
+            etcd->mirror.kinds[kind].entries[i]->mod_rev = 0;
+        }
+    }
+    kvb_list_each(&etcd->members, link)
+    {
+        kvb_container_of(link, struct member, link)->told_rev = 0; /* as new ones, once they have
+                                                                      left */
+    }
+    kvs_retire_give_up(etcd);
+    kvs_session_lost(etcd);
 }
 
 static void joined(struct etcd *etcd)
@@ -501,6 +529,10 @@ static void on_ping_answer(struct kvs_http_call *call, kvb_status_t status, json
     struct etcd *etcd = kvb_container_of(call, struct etcd, ping);
     struct kvs_txn_answer parsed;
     if (status == KVB_OK && kvs_txn_parse(answer, etcd->ping_then, NULL, &parsed)) {
+        if (parsed.rev < etcd->ping_rev) {
+            kvs_session_rewound(etcd);
+            return;
+        }
         if (etcd->ping_seen < etcd->pings && etcd->created == BOTH_WATCHES) {
             after_ms(etcd, &etcd->ping_timer, etcd->request_ms);
         }
@@ -525,6 +557,7 @@ static void ping(struct etcd *etcd)
     json_decref(etcd->ping_then);
     etcd->ping_then = json_incref(txn.then);
     etcd->ping.done = on_ping_answer;
+    etcd->ping_rev = etcd->mirror.rev;
     kvs_http_call(etcd->http, "/v3/kv/txn", kvs_txn_body(&txn), 0, &etcd->ping);
 }
 

@@ -46,6 +46,10 @@ struct fake_etcd {
     /* The whole body of the answer (malloc'd), and *status_p; NULL: as the fake would. */
     char *(*script)(void *ctx, const char *path, const char *body, int *status_p);
     void *ctx;
+    /* Transactions are answered when that is let go (fake_answer_held): one at a time. */
+    bool hold;
+    struct fake_connection *held;
+    char *held_text;
     void (*inside)(bool inside); /* our own code runs, and does not any more; may be NULL */
 };
 
@@ -139,12 +143,30 @@ static inline void fake_answer_(struct fake_connection *connection, const char *
     } else if (text == NULL) {
         text = strdup("{\"header\":{\"revision\":\"5\"},\"ID\":\"7\",\"TTL\":\"600\"}");
     }
+    if (fake->hold && fake->held == NULL && strcmp(path, "/v3/kv/txn") == 0) {
+        fake->held = connection;
+        fake->held_text = text;
+        return;
+    }
     char head[128];
     snprintf(head, sizeof head, "HTTP/1.1 %d X\r\nContent-Length: %zu\r\n\r\n", status,
              strlen(text));
     fake_write_(connection, head);
     fake_write_(connection, text);
     free(text);
+}
+
+static inline void fake_answer_held(struct fake_etcd *fake)
+{
+    char head[128];
+    snprintf(head, sizeof head, "HTTP/1.1 200 X\r\nContent-Length: %zu\r\n\r\n",
+             strlen(fake->held_text));
+    fake_write_(fake->held, head);
+    fake_write_(fake->held, fake->held_text);
+    free(fake->held_text);
+    fake->held_text = NULL;
+    fake->held = NULL;
+    fake->hold = false;
 }
 
 static inline void fake_inside_(const struct fake_etcd *fake, bool inside)

@@ -413,6 +413,29 @@ Test(etcd_answers, a_revision_of_which_half_was_heard_is_heard_again)
     rig_close(&rig);
 }
 
+/* Restored from a backup: what it says of members is of another history than what was heard. */
+Test(etcd_answers, an_etcd_whose_history_went_back_is_joined_anew)
+{
+    struct rig rig;
+    rig_open(&rig);
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 30);
+    EVENTUALLY(&rig, rig.nnodes == 1);
+    rig.fake.rev = 29;
+    free(rig.watched);
+    rig.watched = NULL;
+    cr_assert_eq(question(&rig, RETIRE), KVB_ERR_UNAVAILABLE);
+    EVENTUALLY(&rig, rig.nlost == 1);
+    EVENTUALLY(&rig, rig.up && rig.watched != NULL);
+    cr_assert_not_null(strstr(rig.watched, "\"start_revision\":\"6\""), "%s", rig.watched);
+    push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoyIn0=", 7); /* {"address":"h:2"} */
+    EVENTUALLY(&rig, rig.nnodes == 2);
+    for (int q = 0; q < QUESTIONS; q++) {
+        cr_assert_eq(question(&rig, q), KVB_OK, "question %d", q);
+    }
+    rig_close(&rig);
+}
+
 /* The real clock, and what the test adds. */
 static uint64_t jumped_ns;
 static uint64_t jumping_now_ns(void *ctx)
@@ -459,6 +482,11 @@ Test(etcd_answers, an_answer_that_the_watch_has_overtaken_is_asked_anew)
     char encoded[256], line[512];
     rig_open(&rig);
     cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    struct ask ask;
+    rig.fake.hold = true;
+    rig.fake.rev = 9; /* of a time when it was bound */
+    kvs_member_resolve(rig.member, "v1", asked(&ask));
+    EVENTUALLY(&rig, rig.fake.held != NULL);
     push_put(&rig, "name/t/l/v1", "MDAwMDAwMDAwMDAwMDAwMTAwMDAwMDAwMDAwMDAwMDI=", 10);
     (void)snprintf(line, sizeof line,
                    "{\"result\":{\"header\":{\"revision\":\"11\"},\"watch_id\":\"1\","
@@ -468,16 +496,19 @@ Test(etcd_answers, an_answer_that_the_watch_has_overtaken_is_asked_anew)
     fake_push(&rig.fake, line);
     push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 12);
     EVENTUALLY(&rig, rig.nnodes == 1);
-    struct ask ask;
-    rig.fake.rev = 9; /* of a time when it was bound */
-    kvs_member_resolve(rig.member, "v1", asked(&ask));
+    rig.fake.rev = 12;
+    fake_answer_held(&rig.fake);
     real_run_for(&rig.loop, 100);
     cr_assert(!ask.done);
     rig.fake.rev = 20; /* and bound again */
     EVENTUALLY(&rig, ask.done);
     cr_assert_eq(ask.status, KVB_OK);
-    rig.fake.rev = 9;
+    rig.fake.hold = true;
     kvs_member_check(rig.member, "v1", (struct kvb_lineage){{1, 2}}, asked(&ask));
+    EVENTUALLY(&rig, rig.fake.held != NULL);
+    push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoyIn0=", 21); /* {"address":"h:2"} */
+    EVENTUALLY(&rig, rig.nnodes == 2);
+    fake_answer_held(&rig.fake);
     EVENTUALLY(&rig, ask.done);
     cr_assert_eq(ask.status, KVB_OK);
     cr_assert(!ask.request.bound);
