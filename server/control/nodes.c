@@ -66,10 +66,14 @@ json_t *kvp_view_describe(const struct kvp_view *view)
     return json;
 }
 
-/* By name, for people. */
+/* By name, for people. NULL (what is no text, out of memory): nothing. */
 static void insert(json_t *list, json_t *json)
 {
     const char *name = json_string_value(json_object_get(json, "instance"));
+    if (name == NULL) {
+        json_decref(json);
+        return;
+    }
     size_t at = 0;
     while (at < json_array_size(list) &&
            strcmp(json_string_value(json_object_get(json_array_get(list, at), "instance")), name) <

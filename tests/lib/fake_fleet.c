@@ -176,6 +176,9 @@ void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
         each(arg, coordinator->instance_name != NULL ? coordinator->instance_name : "far", &space,
              7, coordinator->instance_text);
     }
+    if (coordinator->instance_again != NULL) {
+        each(arg, coordinator->instance_again, &space, 8, "{}");
+    }
 }
 
 /* ---- the cluster ---- */

@@ -54,8 +54,10 @@ struct kvs_coordinator {
     uint32_t nresets;
     char reset_tenant[KVB_NAME_MAX];
     uint64_t reset_deadline_ns;
-    const char *instance_name; /* of the one instance of the cluster; NULL: far */
-    const char *instance_text; /* of it; NULL: there is none */
+    const char *instance_name;
+    const char *instance_again;
+    /* another one that it tells of */ /* of the one instance of the cluster; NULL: far */
+    const char *instance_text;         /* of it; NULL: there is none */
 };
 /* Ends every reset in progress. */
 void fake_coordinator_finish(struct kvs_coordinator *coordinator, kvb_status_t status);

@@ -846,6 +846,11 @@ Test(control, the_cluster_is_shown_with_the_instances_of_all_daemons)
     go(&asked);
     cr_expect_eq(json_array_size(json_object_get(asked.body, "instances")), 1);
     json_decref(asked.body);
+    coordinator.instance_again = "\xff"; /* no text: not shown */
+    prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
+    go(&asked);
+    cr_expect_eq(json_array_size(json_object_get(asked.body, "instances")), 1);
+    json_decref(asked.body);
     coordinator.instance_text = "not json";
     prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
     go(&asked);
