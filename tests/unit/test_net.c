@@ -11,6 +11,7 @@
 
 #include <arpa/inet.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -165,11 +166,16 @@ Test(net, connecting_ends_with_writable_and_the_first_write_tells_which)
     cr_assert_eq(put_byte(&end), KVB_ERR_UNAVAILABLE);
     net->ops->close(end.socket);
 
-    /* a name, all of whose addresses are tried */
+    /* a name, all of whose addresses are tried; a host without /etc/hosts knows none */
     char by_name[64];
+    struct addrinfo *found = NULL;
+    bool known = getaddrinfo("localhost", NULL, NULL, &found) == 0;
+    if (known) {
+        freeaddrinfo(found);
+    }
     (void)snprintf(by_name, sizeof by_name, "localhost%s", strrchr(address, ':'));
     cr_assert_eq(begin(&world, &end, net, by_name), KVB_OK);
-    cr_assert_eq(put_byte(&end), KVB_OK);
+    cr_assert_eq(put_byte(&end), known ? KVB_OK : KVB_ERR_UNAVAILABLE);
     net->ops->close(end.socket);
     cr_assert_eq(begin(&world, &end, net, "no..such:1"), KVB_OK);
     cr_assert_eq(put_byte(&end), KVB_ERR_UNAVAILABLE);
