@@ -13,6 +13,7 @@
 #include "transport/tcp.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -226,11 +227,22 @@ static void on_unregistered(void *arg, struct kvt_region *region, kvb_status_t s
     kvp_loop_stop(client->loop);
 }
 
+/* By name, so that looking it up is part of it, unless this host knows none. */
+static const char *own_host(void)
+{
+    struct addrinfo *found;
+    if (getaddrinfo("localhost", NULL, NULL, &found) != 0) {
+        return "127.0.0.1";
+    }
+    freeaddrinfo(found);
+    return "localhost";
+}
+
 static void open_peers(struct client *client)
 {
     for (uint32_t i = 0; i < NODES; i++) {
         char address[64];
-        (void)snprintf(address, sizeof address, "localhost:%u", client->nodes[i].port);
+        (void)snprintf(address, sizeof address, "%s:%u", own_host(), client->nodes[i].port);
         struct kvt_tcp_peer_config config = {
             .common = common_of_all, .address = address, .ops = &peer_ops, .ctx = client};
         config.common.net = client->net;
