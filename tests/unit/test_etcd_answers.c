@@ -309,6 +309,7 @@ Test(etcd_answers, joining_goes_on_until_every_answer_is_sound, .timeout = 300)
             kvs_coordinator_destroy(rig.coordinator);
             fake_close(&rig.fake);
             real_cleanup(&rig.loop);
+            free(rig.watched);
         }
     }
 }
