@@ -54,7 +54,7 @@ static void base64(const char *in, size_t len, char *out)
 
 static void start_member(struct rig_etcd *etcd, uint32_t i, const char *cluster, uint16_t peer)
 {
-    char name[8], dir[96], client[32], url[32];
+    char name[16], dir[96], client[32], url[32];
     snprintf(name, sizeof name, "m%u", i);
     snprintf(dir, sizeof dir, "%s/%s", etcd->dir, name);
     snprintf(client, sizeof client, "%s", etcd->urls[i]);
