@@ -125,7 +125,7 @@ static double measure(const char *name, const struct kve_trace *trace, const str
     struct kvs_place places[NODES_MAX];
     uint64_t weights[NODES_MAX], blocks[NODES_MAX] = {0}, reads[NODES_MAX] = {0};
     for (uint32_t i = 0; i < n; i++) {
-        char node[16];
+        char node[32];
         (void)snprintf(node, sizeof node, "store-%u", i);
         weights[i] = (weighted ? 1 + i % 3 : 1) * (64ull << 30);
         places[i] = kvs_place_of(node, weights[i]);
