@@ -330,7 +330,9 @@ static void unbind_lineage(struct state *s, uint64_t lineage, int asker, uint8_t
             if ((s->names[n].members >> j & 1) != 0 && j != asker) {
                 tell(s, j, lineage, retirement, false);
             }
-            s->waiting[retirement] |= s->names[n].members & (uint8_t)(4 << j); /* nobody answers */
+            /* nobody answers */
+            s->waiting[retirement] =
+                (uint8_t)(s->waiting[retirement] | (s->names[n].members & (4 << j)));
         }
         unbind(s, n);
     }
