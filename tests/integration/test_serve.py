@@ -124,7 +124,7 @@ class Serve(harness.Case):
 
         for args, before, word in (
                 (["--store-bytes", "1MiB", "--shards", "256"], None, "shard_min=65536"),
-                (["--store-bytes", "64TiB"], None, "shard_max="),
+                (["--store-bytes", "64TiB"], None, "memory_bytes="),
                 ([], few_descriptors, "ulimit -n")):
             with self.subTest(word):
                 done = subprocess.run(
