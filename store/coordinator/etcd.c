@@ -3,18 +3,18 @@
  * The coordinator on etcd. What the cluster has agreed on is what lies there, under these keys
  * (below PREFIX `v1/`; TENANT, LAYOUT and NAME percent-encoded, ids and lineages in hex):
  *
- *   key                          value                        lives            written by
- *   member/TENANT/LAYOUT/ID      instance, process, text      process' lease   its process
- *   in/TENANT/LAYOUT/ID          the name it is counted in    process' lease   its process
- *   name/TENANT/LAYOUT/NAME      lineage                      until forgotten  the first to resolve
- * it step/TENANT/LAYOUT/          epoch, step, two lineages    until a reset    the first of a step
- *   epoch/TENANT                 `open ID`, then its number   for ever         a tenant's reset
- *   retired/ID                   lineages, who hears it       6 to 9 hours     retire, reset,
- * forget left/ID/MEMBER               (empty)                      process' lease   a member that
- * has left node/NAME                    address, capacity, ...       process' lease   a store node
- *   quota/TENANT                 bytes                        for ever         set_quota
- *   PREFIX drawn/LINEAGE         (empty)                      6 to 9 hours     who first bound it
- *   PREFIX ping/PROCESS          a count                      process' lease   its process
+ *   key                      value                      lives           written by
+ *   member/TENANT/LAYOUT/ID  instance, process, text    process' lease  its process
+ *   in/TENANT/LAYOUT/ID      name it is counted in      process' lease  its process
+ *   name/TENANT/LAYOUT/NAME  lineage                    till forgotten  first to resolve it
+ *   step/TENANT/LAYOUT/      epoch, step, two lineages  until a reset   first of a step
+ *   epoch/TENANT             `open ID`, then a number   for ever        a tenant's reset
+ *   retired/ID               lineages, who hears it     6 to 9 hours    retire, reset, forget
+ *   left/ID/MEMBER           (empty)                    process' lease  member that has left
+ *   node/NAME                address, capacity, ...     process' lease  a store node
+ *   quota/TENANT             bytes                      for ever        set_quota
+ *   PREFIX drawn/LINEAGE     (empty)                    6 to 9 hours    who first bound it
+ *   PREFIX ping/PROCESS      a count                    process' lease  its process
  *
  * One lease for each process: what it says of itself ends with it. Everything that changes what
  * others rely on is one transaction that compares what it rests on (etcd_op.c), so any number of
