@@ -527,7 +527,7 @@ static void show(const struct place *place, bool there)
 
 static void show_connections(const struct place *place)
 {
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     if (place->cluster->params.metrics != NULL && place->node != NULL && !place->own) {
         kvs_remote_stats(place->node, &stats);
         kvp_metrics_tcp(place->cluster->params.metrics, place->record.name, &stats);

@@ -9,14 +9,14 @@ const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT] = {
 };
 
 void kvp_metrics_tcp(struct kvb_metrics *metrics, const char *node,
-                     const struct kvt_tcp_stats *stats)
+                     const struct kvt_peer_stats *stats)
 {
     const struct {
         const char *event;
         uint64_t n;
     } events[] = {
 #define X(name, what) {#name, stats->name},
-        KVT_TCP_COUNTERS(X)
+        KVT_PEER_COUNTERS(X)
 #undef X
     };
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {

@@ -107,6 +107,6 @@ extern const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT];
 
 /* The family TCP, of one node. */
 void kvp_metrics_tcp(struct kvb_metrics *metrics, const char *node,
-                     const struct kvt_tcp_stats *stats);
+                     const struct kvt_peer_stats *stats);
 
 #endif

@@ -179,16 +179,16 @@ static kvb_status_t read_secret(const char *key, const char *path, char *out, si
     return KVB_OK;
 }
 
-kvb_status_t kvp_program_tcp(const struct kvp_cluster_config *config, struct kvt_tcp_common *tcp_p)
+kvb_status_t kvp_program_tcp(const struct kvp_cluster_config *config, struct kvt_peer_common *tcp_p)
 {
-    char secret[KVT_TCP_SECRET_MAX + 1];
+    char secret[KVT_SECRET_MAX + 1];
     uint32_t len = 0;
     kvb_status_t status =
         config->secret_file[0] == '\0'
             ? KVB_OK
             : read_secret("secret-file", config->secret_file, secret, sizeof secret, &len);
     if (status == KVB_OK) {
-        *tcp_p = (struct kvt_tcp_common){.net = tcp_p->net, .secret_len = len};
+        *tcp_p = (struct kvt_peer_common){.net = tcp_p->net, .secret_len = len};
         memcpy(tcp_p->secret, secret, len);
     }
     explicit_bzero(secret, sizeof secret);

@@ -107,7 +107,7 @@ static kvb_status_t create_alone(struct kvp_storage *storage)
 /* The own share is served to the others. */
 static kvb_status_t create_server(struct kvp_storage *storage,
                                   const struct kvp_cluster_config *cluster,
-                                  const struct kvt_tcp_common *tcp)
+                                  const struct kvt_peer_common *tcp)
 {
     const struct kvp_config *config = storage->config;
     char address[KVP_ADDRESS_MAX];
@@ -178,7 +178,7 @@ static kvb_status_t create_in_cluster(struct kvp_storage *storage)
 static void on_collect(void *ctx)
 {
     struct kvp_storage *storage = ctx;
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     if (storage->server != NULL) {
         kvp_server_stats(storage->server, &stats);
         kvp_metrics_tcp(storage->metrics, "-", &stats);

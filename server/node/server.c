@@ -36,7 +36,7 @@ struct worker {
     bool running; /* the thread was started */
     atomic_bool stopping;
     struct kvb_mutex lock;
-    struct kvt_tcp_stats stats; /* guarded by lock: as they were at the last beat */
+    struct kvt_peer_stats stats; /* guarded by lock: as they were at the last beat */
     /* the thread's; service is also asked from others while it runs */
     struct kvt_net *net;
     struct kvs_service *service;
@@ -84,7 +84,7 @@ static void on_woken(void *ctx)
 static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
 {
     struct worker *worker = ctx;
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     (void)now_ns;
     (void)lag_ns;
     kvs_service_stats(worker->service, &stats);
@@ -266,15 +266,15 @@ uint32_t kvp_server_running(const struct kvp_server *server)
     return n;
 }
 
-void kvp_server_stats(struct kvp_server *server, struct kvt_tcp_stats *stats_p)
+void kvp_server_stats(struct kvp_server *server, struct kvt_peer_stats *stats_p)
 {
-    struct kvt_tcp_stats sum = {.up = true};
+    struct kvt_peer_stats sum = {.up = true};
     for (uint32_t i = 0; i < server->nworkers; i++) {
         struct worker *worker = &server->workers[i];
         kvb_mutex_lock(&worker->lock);
         sum.lanes += worker->stats.lanes;
 #define X(name, what) sum.name += worker->stats.name;
-        KVT_TCP_COUNTERS(X)
+        KVT_PEER_COUNTERS(X)
 #undef X
         kvb_mutex_unlock(&worker->lock);
     }

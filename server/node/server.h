@@ -19,8 +19,8 @@ struct kvp_server_config {
     struct kvs_share *share;
     int listener; /* listens, does not block; taken on OK */
     uint32_t threads;
-    struct kvt_tcp_common tcp; /* net: each thread's own */
-    const char *name;          /* of the node; copied */
+    struct kvt_peer_common tcp; /* net: each thread's own */
+    const char *name;           /* of the node; copied */
     uint64_t incarnation;
     uint64_t ticket_ms, hold_ms;
     uint32_t lanes_max, lanes_each_max; /* of each thread */
@@ -34,7 +34,7 @@ void kvp_server_drain(struct kvp_server *server);
 /* Any thread. Requests of peers that are not answered yet. */
 uint32_t kvp_server_running(const struct kvp_server *server);
 /* Any thread: of all threads, as they were a moment ago. */
-void kvp_server_stats(struct kvp_server *server, struct kvt_tcp_stats *stats_p);
+void kvp_server_stats(struct kvp_server *server, struct kvt_peer_stats *stats_p);
 /* Any thread: when the thread that is furthest behind last turned its loop (monotonic). */
 uint64_t kvp_server_beat_ns(const struct kvp_server *server);
 /* Closes every connection and ends the threads, which takes a turn of each. NULL: nothing. */

@@ -249,7 +249,7 @@ static const struct kvp_http_ops http_ops = {
 static void on_collect(void *ctx)
 {
     struct kvp_store *store = ctx;
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     kvp_server_stats(store->server, &stats);
     kvp_metrics_tcp(store->metrics, "-", &stats);
     kvb_series_set(kvb_series0(store->metrics, KVP_M_ETCD_REACHABLE),
@@ -299,7 +299,7 @@ static kvb_status_t create_server(struct kvp_store *store)
 {
     const struct kvp_store_config *config = store->config;
     const struct kvp_cluster_config cluster = kvp_store_config_cluster(config);
-    struct kvt_tcp_common tcp = {.net = NULL};
+    struct kvt_peer_common tcp = {.net = NULL};
     char address[KVP_ADDRESS_MAX];
     int listener;
     kvb_status_t status = kvp_program_tcp(&cluster, &tcp);

@@ -39,7 +39,7 @@ static struct question *get_question(struct kvs_remote *remote)
     if (question != NULL) {
         question->remote = remote;
         kvb_list_init(&question->link);
-        kvb_writer_init(&question->ask, KVT_TCP_ASK_MAX);
+        kvb_writer_init(&question->ask, KVT_ASK_MAX);
     }
     return question;
 }

@@ -77,7 +77,7 @@ void kvs_remote_aside(struct kvs_remote *remote, enum kvs_question type)
         return;
     }
     kvb_list_init(&aside->link);
-    kvb_writer_init(&aside->ask, KVT_TCP_ASK_MAX);
+    kvb_writer_init(&aside->ask, KVT_ASK_MAX);
     kvs_ask_pack(&aside->ask, type, &remote->ask);
     aside->transfer = (struct kvt_transfer){
         .deadline_ns = kvb_deadline_in_ms(remote->sched->clock, ASIDE_MS),
@@ -114,7 +114,7 @@ static void remote_discard(struct kvs_node *node, struct kvs_hold hold, bool all
 
 static uint64_t remote_heard_ns(struct kvs_node *node)
 {
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     kvt_tcp_peer_stats(kvs_remote_of(node)->transport, &stats);
     return stats.heard_ns;
 }
@@ -133,7 +133,7 @@ kvb_status_t kvs_remote_set_address(struct kvs_node *node, const char *address)
     return kvt_tcp_peer_set_address(kvs_remote_of(node)->transport, address);
 }
 
-void kvs_remote_stats(struct kvs_node *node, struct kvt_tcp_stats *stats_p)
+void kvs_remote_stats(struct kvs_node *node, struct kvt_peer_stats *stats_p)
 {
     kvt_tcp_peer_stats(kvs_remote_of(node)->transport, stats_p);
 }

@@ -51,7 +51,7 @@ void kvs_question_stop_all(struct kvs_call *call, kvb_status_t status, uint64_t 
 void kvs_question_cleanup(struct kvs_remote *remote);
 
 /* The node came, or went. */
-extern const struct kvt_tcp_peer_ops kvs_report_peer_ops;
+extern const struct kvt_peer_ops kvs_report_peer_ops;
 void kvs_report_init(struct kvs_remote *remote);
 void kvs_report_cleanup(struct kvs_remote *remote);
 

@@ -72,7 +72,7 @@ static void on_report_due(struct kvb_timer *timer)
     ask_for_report(kvb_container_of(timer, struct kvs_remote, report_due));
 }
 
-static void on_up(void *ctx, const struct kvt_tcp_hello *hello)
+static void on_up(void *ctx, const struct kvt_hello *hello)
 {
     struct kvs_remote *remote = ctx;
     remote->status = (struct kvs_remote_status){
@@ -97,7 +97,7 @@ static void on_down(void *ctx, kvb_status_t why)
     tell(remote);
 }
 
-const struct kvt_tcp_peer_ops kvs_report_peer_ops = {.up = on_up, .down = on_down};
+const struct kvt_peer_ops kvs_report_peer_ops = {.up = on_up, .down = on_down};
 
 void kvs_remote_status(struct kvs_node *node, struct kvs_remote_status *status_p)
 {
@@ -218,7 +218,7 @@ kvb_status_t kvs_remote_tenants(struct kvs_node *node, uint64_t deadline_ns,
     listing->ask = ask;
     listing->remote = remote;
     listing->deadline_ns = deadline_ns;
-    kvb_writer_init(&listing->question, KVT_TCP_ASK_MAX);
+    kvb_writer_init(&listing->question, KVT_ASK_MAX);
     kvb_event_init(&listing->failed, on_failed);
     remote->ntenants++;
     listing->status = ask_for_page(listing, 0);

@@ -23,7 +23,7 @@
 struct op {
     struct kvb_list link; /* idle, waiting, or its own */
     struct kvs_service *service;
-    struct kvt_tcp_request *request;
+    struct kvt_request *request;
     uint64_t session;
     bool put;
     bool reserved; /* put: there is an attempt */
@@ -59,7 +59,7 @@ static struct op *create_op(void)
 }
 
 /* NULL: out of memory, and the request was answered so. */
-static struct op *begin(struct kvs_service *service, struct kvt_tcp_request *request,
+static struct op *begin(struct kvs_service *service, struct kvt_request *request,
                         const struct kvs_core_where *where)
 {
     const struct kvs_lane *lane = request->session;
@@ -67,7 +67,7 @@ static struct op *begin(struct kvs_service *service, struct kvt_tcp_request *req
     struct kvb_list *link = kvb_list_pop(&service->idle);
     struct op *op = link != NULL ? kvb_container_of(link, struct op, link) : create_op();
     if (op == NULL) {
-        kvt_tcp_answer(request, KVB_ERR_NO_MEMORY, NULL, 0);
+        kvt_answer(request, KVB_ERR_NO_MEMORY, NULL, 0);
         return NULL;
     }
     op->service = service;
@@ -99,9 +99,9 @@ static void end(struct op *op, kvb_status_t status, uint64_t len)
 
 static void end_and_answer(struct op *op, kvb_status_t status, uint64_t len)
 {
-    struct kvt_tcp_request *request = op->request;
+    struct kvt_request *request = op->request;
     end(op, status, len);
-    kvt_tcp_answer(request, status, NULL, 0);
+    kvt_answer(request, status, NULL, 0);
 }
 
 static uint64_t now(const struct op *op)
@@ -173,7 +173,7 @@ static void put_commit(struct op *op)
     }
 }
 
-void kvs_serve_received(void *ctx, struct kvt_tcp_request *request, kvb_status_t status,
+void kvs_serve_received(void *ctx, struct kvt_request *request, kvb_status_t status,
                         uint64_t checksum)
 {
     (void)ctx;
@@ -190,7 +190,7 @@ static void put_receive(struct op *op)
 {
     kvb_status_t status = address(op);
     if (status == KVB_OK) {
-        kvt_tcp_receive(op->request, op->service->iovecs, op->extents.n);
+        kvt_receive(op->request, op->service->iovecs, op->extents.n);
     } else {
         put_failed(op, status);
     }
@@ -238,11 +238,11 @@ static void on_make_room(struct kvb_event *event)
     }
 }
 
-void kvs_serve_put(struct kvs_service *service, struct kvt_tcp_request *request,
+void kvs_serve_put(struct kvs_service *service, struct kvt_request *request,
                    const struct kvs_core_where *where)
 {
     if (atomic_load_explicit(&service->draining, memory_order_relaxed)) {
-        kvt_tcp_answer(request, KVB_ERR_UNAVAILABLE, NULL, 0);
+        kvt_answer(request, KVB_ERR_UNAVAILABLE, NULL, 0);
         return;
     }
     struct op *op = begin(service, request, where);
@@ -262,7 +262,7 @@ static kvb_status_t release(struct op *op)
     return kvb_fault(KVB_FAULT_TICKET_IGNORED) ? KVB_OK : status;
 }
 
-kvb_status_t kvs_serve_sent(void *ctx, struct kvt_tcp_request *request)
+kvb_status_t kvs_serve_sent(void *ctx, struct kvt_request *request)
 {
     (void)ctx;
     struct op *op = request->state;
@@ -287,8 +287,8 @@ static void get_answer(struct op *op)
     uint32_t len = pack_len(op);
     kvb_status_t status = len == 0 ? KVB_ERR_NO_MEMORY : address(op);
     if (status == KVB_OK) {
-        kvt_tcp_answer_body(op->request, service->answer.data, len, service->iovecs, op->extents.n,
-                            op->found.checksum);
+        kvt_answer_body(op->request, service->answer.data, len, service->iovecs, op->extents.n,
+                        op->found.checksum);
     } else {
         (void)release(op);
         end_and_answer(op, status, 0);
@@ -297,15 +297,15 @@ static void get_answer(struct op *op)
 
 static void get_of_other_length(struct op *op)
 {
-    struct kvt_tcp_request *request = op->request;
+    struct kvt_request *request = op->request;
     const struct kvb_writer *answer = &op->service->answer;
     uint32_t len = pack_len(op);
     (void)release(op);
     end(op, KVB_ERR_TOO_LARGE, 0);
-    kvt_tcp_answer(request, KVB_ERR_TOO_LARGE, answer->data, len);
+    kvt_answer(request, KVB_ERR_TOO_LARGE, answer->data, len);
 }
 
-void kvs_serve_get(struct kvs_service *service, struct kvt_tcp_request *request,
+void kvs_serve_get(struct kvs_service *service, struct kvt_request *request,
                    const struct kvs_core_where *where)
 {
     const struct kvs_ask *ask = &service->ask;
@@ -334,7 +334,7 @@ void kvs_serve_get(struct kvs_service *service, struct kvt_tcp_request *request,
 
 /* ---- the lane is gone ---- */
 
-void kvs_serve_gone(void *ctx, struct kvt_tcp_request *request)
+void kvs_serve_gone(void *ctx, struct kvt_request *request)
 {
     (void)ctx;
     struct op *op = request->state;

@@ -15,17 +15,17 @@
 
 /* ---- answers ---- */
 
-static void answer_status(struct kvt_tcp_request *request, kvb_status_t status)
+static void answer_status(struct kvt_request *request, kvb_status_t status)
 {
-    kvt_tcp_answer(request, status, NULL, 0);
+    kvt_answer(request, status, NULL, 0);
 }
 
 /* Answers with what was packed. */
-static void answer(struct kvs_service *service, struct kvt_tcp_request *request)
+static void answer(struct kvs_service *service, struct kvt_request *request)
 {
     struct kvb_writer *out = &service->answer;
     if (out->status == KVB_OK) {
-        kvt_tcp_answer(request, KVB_OK, out->data, (uint32_t)out->len);
+        kvt_answer(request, KVB_OK, out->data, (uint32_t)out->len);
     } else {
         answer_status(request, out->status);
     }
@@ -38,7 +38,7 @@ static struct kvb_writer *begin_answer(struct kvs_service *service)
     return &service->answer;
 }
 
-static void answer_items(struct kvs_service *service, struct kvt_tcp_request *request)
+static void answer_items(struct kvs_service *service, struct kvt_request *request)
 {
     kvs_items_pack(begin_answer(service), service->items, service->ask.nkeys);
     answer(service, request);
@@ -51,7 +51,7 @@ static uint64_t now(const struct kvs_service *service)
     return kvb_now_ns(service->sched->clock);
 }
 
-static void serve_exists(struct kvs_service *service, struct kvt_tcp_request *request,
+static void serve_exists(struct kvs_service *service, struct kvt_request *request,
                          const struct kvs_core_where *where)
 {
     const struct kvs_ask *ask = &service->ask;
@@ -73,7 +73,7 @@ static void serve_exists(struct kvs_service *service, struct kvt_tcp_request *re
     answer_items(service, request);
 }
 
-static void serve_remove(struct kvs_service *service, struct kvt_tcp_request *request,
+static void serve_remove(struct kvs_service *service, struct kvt_request *request,
                          const struct kvs_core_where *where)
 {
     const struct kvs_ask *ask = &service->ask;
@@ -87,7 +87,7 @@ static void serve_remove(struct kvs_service *service, struct kvt_tcp_request *re
     answer_items(service, request);
 }
 
-static void serve_pin(struct kvs_service *service, struct kvt_tcp_request *request,
+static void serve_pin(struct kvs_service *service, struct kvt_request *request,
                       const struct kvs_core_where *where)
 {
     const struct kvs_ask *ask = &service->ask;
@@ -99,7 +99,7 @@ static void serve_pin(struct kvs_service *service, struct kvt_tcp_request *reque
     answer_items(service, request);
 }
 
-static void serve_discard(struct kvs_service *service, struct kvt_tcp_request *request,
+static void serve_discard(struct kvs_service *service, struct kvt_request *request,
                           const struct kvs_core_where *where)
 {
     (void)where;
@@ -107,7 +107,7 @@ static void serve_discard(struct kvs_service *service, struct kvt_tcp_request *r
     answer_status(request, KVB_OK);
 }
 
-static void serve_status(struct kvs_service *service, struct kvt_tcp_request *request,
+static void serve_status(struct kvs_service *service, struct kvt_request *request,
                          const struct kvs_core_where *where)
 {
     (void)where;
@@ -127,7 +127,7 @@ static void serve_status(struct kvs_service *service, struct kvt_tcp_request *re
     answer(service, request);
 }
 
-static void serve_tenants(struct kvs_service *service, struct kvt_tcp_request *request,
+static void serve_tenants(struct kvs_service *service, struct kvt_request *request,
                           const struct kvs_core_where *where)
 {
     (void)where;
@@ -146,7 +146,7 @@ static void serve_tenants(struct kvs_service *service, struct kvt_tcp_request *r
 }
 
 /* A client read bytes that did not match their checksum: is it the object that is bad? */
-static void serve_scrub(struct kvs_service *service, struct kvt_tcp_request *request,
+static void serve_scrub(struct kvs_service *service, struct kvt_request *request,
                         const struct kvs_core_where *where)
 {
     const struct kvs_core_key *key = &service->ask.keys[0];
@@ -157,7 +157,7 @@ static void serve_scrub(struct kvs_service *service, struct kvt_tcp_request *req
 }
 
 static const struct {
-    void (*serve)(struct kvs_service *service, struct kvt_tcp_request *request,
+    void (*serve)(struct kvs_service *service, struct kvt_request *request,
                   const struct kvs_core_where *where);
     enum kvs_batch_op op; /* what it is counted as where its space is unknown */
 } handlers[] = {
@@ -169,7 +169,7 @@ static const struct {
 };
 
 /* Nothing was ever put there, or it cannot be: the same answer for every key. */
-static void answer_without_space(struct kvs_service *service, struct kvt_tcp_request *request,
+static void answer_without_space(struct kvs_service *service, struct kvt_request *request,
                                  const struct kvs_question_info *info, kvb_status_t status)
 {
     struct kvs_ask *ask = &service->ask;
@@ -184,7 +184,7 @@ static void answer_without_space(struct kvs_service *service, struct kvt_tcp_req
     }
 }
 
-static void on_request(void *ctx, struct kvt_tcp_request *request)
+static void on_request(void *ctx, struct kvt_request *request)
 {
     struct kvs_service *service = ctx;
     struct kvs_core_where where = {0};
@@ -212,9 +212,9 @@ static void on_request(void *ctx, struct kvt_tcp_request *request)
 
 /* ---- lanes ---- */
 
-static kvb_status_t on_opened(void *ctx, struct kvt_tcp_lane *tcp, void **session_p)
+static kvb_status_t on_opened(void *ctx, const struct kvt_lane *from, void **session_p)
 {
-    (void)tcp;
+    (void)from;
     struct kvs_service *service = ctx;
     struct kvs_lane *lane = malloc(sizeof *lane);
     if (lane == NULL) {
@@ -238,7 +238,7 @@ static void on_closed(void *ctx, void *session)
     free(lane);
 }
 
-static const struct kvt_tcp_server_ops server_ops = {
+static const struct kvt_server_ops server_ops = {
     .opened = on_opened,
     .closed = on_closed,
     .request = on_request,
@@ -262,7 +262,7 @@ uint32_t kvs_service_running(const struct kvs_service *service)
     return atomic_load_explicit(&service->running, memory_order_relaxed);
 }
 
-void kvs_service_stats(const struct kvs_service *service, struct kvt_tcp_stats *stats_p)
+void kvs_service_stats(const struct kvs_service *service, struct kvt_peer_stats *stats_p)
 {
     kvt_tcp_server_stats(service->server, stats_p);
 }
@@ -289,7 +289,7 @@ kvb_status_t kvs_service_create(const struct kvs_service_config *config,
     service->share = config->share;
     service->ticket_ns = kvs_ticket_ms(config->ticket_ms) * KVB_NS_PER_MS;
     service->hold_ns = (config->hold_ms != 0 ? config->hold_ms : DEFAULT_HOLD_MS) * KVB_NS_PER_MS;
-    kvb_writer_init(&service->answer, KVT_TCP_ASK_MAX);
+    kvb_writer_init(&service->answer, KVT_ASK_MAX);
     kvs_scrubs_init(&service->scrubs, service->sched, service->share, &service->counts,
                     service->ticket_ns);
     kvs_serve_init(service);

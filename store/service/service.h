@@ -49,15 +49,15 @@ struct kvs_lane {
 };
 
 /* Begins a put or a get; it answers the request by itself. ask: the service's. */
-void kvs_serve_put(struct kvs_service *service, struct kvt_tcp_request *request,
+void kvs_serve_put(struct kvs_service *service, struct kvt_request *request,
                    const struct kvs_core_where *where);
-void kvs_serve_get(struct kvs_service *service, struct kvt_tcp_request *request,
+void kvs_serve_get(struct kvs_service *service, struct kvt_request *request,
                    const struct kvs_core_where *where);
-/* kvt_tcp_server_ops, of requests that one of these began. */
-void kvs_serve_received(void *ctx, struct kvt_tcp_request *request, kvb_status_t status,
+/* kvt_server_ops, of requests that one of these began. */
+void kvs_serve_received(void *ctx, struct kvt_request *request, kvb_status_t status,
                         uint64_t checksum);
-kvb_status_t kvs_serve_sent(void *ctx, struct kvt_tcp_request *request);
-void kvs_serve_gone(void *ctx, struct kvt_tcp_request *request);
+kvb_status_t kvs_serve_sent(void *ctx, struct kvt_request *request);
+void kvs_serve_gone(void *ctx, struct kvt_request *request);
 
 void kvs_serve_init(struct kvs_service *service);
 void kvs_serve_cleanup(struct kvs_service *service); /* nothing runs */

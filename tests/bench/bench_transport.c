@@ -30,7 +30,7 @@ struct server {
     uint64_t checksum_of[8], len_of[8]; /* its bytes are all alike */
 };
 
-static kvb_status_t on_opened(void *ctx, struct kvt_tcp_lane *lane, void **session_p)
+static kvb_status_t on_opened(void *ctx, const struct kvt_lane *lane, void **session_p)
 {
     (void)ctx;
     (void)lane;
@@ -58,35 +58,34 @@ static uint64_t checksum(struct server *server, uint64_t len)
     return server->checksum_of[i];
 }
 
-static void on_request(void *ctx, struct kvt_tcp_request *request)
+static void on_request(void *ctx, struct kvt_request *request)
 {
     struct server *server = ctx;
     struct ask ask;
     memcpy(&ask, request->ask.data, sizeof ask);
     struct iovec iov = {server->memory + ask.offset, ask.len};
     if (request->type == PUT) {
-        kvt_tcp_receive(request, &iov, 1);
+        kvt_receive(request, &iov, 1);
     } else {
-        kvt_tcp_answer_body(request, NULL, 0, &iov, 1, checksum(server, ask.len));
+        kvt_answer_body(request, NULL, 0, &iov, 1, checksum(server, ask.len));
     }
 }
 
-static void on_received(void *ctx, struct kvt_tcp_request *request, kvb_status_t status,
-                        uint64_t sum)
+static void on_received(void *ctx, struct kvt_request *request, kvb_status_t status, uint64_t sum)
 {
     (void)ctx;
     (void)sum;
-    kvt_tcp_answer(request, status, NULL, 0);
+    kvt_answer(request, status, NULL, 0);
 }
 
-static kvb_status_t on_sent(void *ctx, struct kvt_tcp_request *request)
+static kvb_status_t on_sent(void *ctx, struct kvt_request *request)
 {
     (void)ctx;
     (void)request;
     return KVB_OK;
 }
 
-static void on_gone(void *ctx, struct kvt_tcp_request *request)
+static void on_gone(void *ctx, struct kvt_request *request)
 {
     (void)ctx;
     (void)request;
@@ -95,12 +94,12 @@ static void on_gone(void *ctx, struct kvt_tcp_request *request)
 static void *server_start(struct kvp_loop *loop, struct kvt_net *net, const void *arg)
 {
     static struct server server;
-    static const struct kvt_tcp_server_ops ops = {.opened = on_opened,
-                                                  .closed = on_closed,
-                                                  .request = on_request,
-                                                  .received = on_received,
-                                                  .sent = on_sent,
-                                                  .gone = on_gone};
+    static const struct kvt_server_ops ops = {.opened = on_opened,
+                                              .closed = on_closed,
+                                              .request = on_request,
+                                              .received = on_received,
+                                              .sent = on_sent,
+                                              .gone = on_gone};
     (void)arg;
     server.memory = rig_memory(MEMORY);
     const struct kvt_tcp_server_config config = {.common = {.net = net},
@@ -189,7 +188,7 @@ static double run(bool put, uint32_t value, uint32_t outstanding)
     return rig_gib_per_s(SAMPLE, rig_now_ns() - start_ns);
 }
 
-static void on_up(void *ctx, const struct kvt_tcp_hello *hello)
+static void on_up(void *ctx, const struct kvt_hello *hello)
 {
     (void)ctx;
     (void)hello;
@@ -209,7 +208,7 @@ int main(void)
     struct rig_server server;
     rig_server_start(&server, RIG_SERVER_CPU, &server_ops, NULL);
     rig_net_open(&net, MEMORY);
-    static const struct kvt_tcp_peer_ops ops = {.up = on_up, .down = on_down};
+    static const struct kvt_peer_ops ops = {.up = on_up, .down = on_down};
     const struct kvt_tcp_peer_config config = {
         .common = {.net = net.net}, .address = server.address, .lanes = 4, .ops = &ops};
     if (kvt_tcp_peer_create(net.regions, &config, &peer) != KVB_OK) {

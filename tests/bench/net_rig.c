@@ -25,9 +25,9 @@ static void must(kvb_status_t status, const char *what)
     }
 }
 
-static struct kvt_tcp_common common(struct kvt_net *net)
+static struct kvt_peer_common common(struct kvt_net *net)
 {
-    struct kvt_tcp_common tcp = {.net = net, .secret_len = sizeof SECRET - 1};
+    struct kvt_peer_common tcp = {.net = net, .secret_len = sizeof SECRET - 1};
     memcpy(tcp.secret, SECRET, sizeof SECRET - 1);
     return tcp;
 }

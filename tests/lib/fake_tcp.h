@@ -58,7 +58,7 @@ struct fake_exchange {
     struct fake_peer *peer;
     struct kvt_tcp_lane *lane;     /* NULL: it is gone */
     struct kvt_transfer *transfer; /* NULL: the asker has its answer */
-    struct kvt_tcp_request request;
+    struct kvt_request request;
     enum fake_stage stage;
     bool held;            /* waits for fake_go(), wherever it is */
     kvb_status_t stopped; /* what the asker is told instead, soon */
@@ -94,7 +94,7 @@ static inline struct fake_peer *fake_peer_of(struct kvt_transport *transport)
     return kvb_container_of(transport, struct fake_peer, base);
 }
 
-static inline struct fake_exchange *fake_exchange_of_(struct kvt_tcp_request *request)
+static inline struct fake_exchange *fake_exchange_of_(struct kvt_request *request)
 {
     return kvb_container_of(request, struct fake_exchange, request);
 }
@@ -262,23 +262,12 @@ kvb_status_t kvt_tcp_server_adopt(struct kvt_tcp_server *server, int fd)
     (void)server, (void)fd;
     return KVB_ERR_UNSUPPORTED;
 }
-void kvt_tcp_server_stats(const struct kvt_tcp_server *server, struct kvt_tcp_stats *stats_p)
+void kvt_tcp_server_stats(const struct kvt_tcp_server *server, struct kvt_peer_stats *stats_p)
 {
     (void)server;
-    *stats_p = (struct kvt_tcp_stats){0};
+    *stats_p = (struct kvt_peer_stats){0};
 }
-uint64_t kvt_tcp_lane_features(const struct kvt_tcp_lane *lane)
-{
-    (void)lane;
-    return 0;
-}
-const char *kvt_tcp_lane_from(const struct kvt_tcp_lane *lane)
-{
-    (void)lane;
-    return "fake";
-}
-
-void kvt_tcp_receive(struct kvt_tcp_request *request, const struct iovec *to, uint32_t n)
+static inline void fake_receive_(struct kvt_request *request, const struct iovec *to, uint32_t n)
 {
     struct fake_exchange *exchange = fake_exchange_of_(request);
     kvb_assert(exchange->stage == FAKE_SERVING && request->body_len > 0);
@@ -304,16 +293,16 @@ static inline void fake_answer_(struct fake_exchange *exchange, kvb_status_t sta
     fake_pump_(exchange->peer);
 }
 
-void kvt_tcp_answer(struct kvt_tcp_request *request, kvb_status_t status, const void *answer,
-                    uint32_t len)
+static inline void fake_request_answer_(struct kvt_request *request, kvb_status_t status,
+                                        const void *answer, uint32_t len)
 {
     struct fake_exchange *exchange = fake_exchange_of_(request);
     fake_answer_(exchange, status, answer, len);
     exchange->stage = FAKE_ANSWERED;
 }
 
-void kvt_tcp_answer_body(struct kvt_tcp_request *request, const void *answer, uint32_t len,
-                         const struct iovec *from, uint32_t n, uint64_t checksum)
+static inline void fake_answer_body_(struct kvt_request *request, const void *answer, uint32_t len,
+                                     const struct iovec *from, uint32_t n, uint64_t checksum)
 {
     struct fake_exchange *exchange = fake_exchange_of_(request);
     fake_answer_(exchange, KVB_OK, answer, len);
@@ -321,6 +310,12 @@ void kvt_tcp_answer_body(struct kvt_tcp_request *request, const void *answer, ui
     exchange->checksum = checksum;
     fake_body_(exchange, from, n);
 }
+
+static const struct kvt_request_ops fake_request_ops_ = {
+    .receive = fake_receive_,
+    .answer = fake_request_answer_,
+    .answer_body = fake_answer_body_,
+};
 
 /* ---- the asker's side ---- */
 
@@ -427,7 +422,8 @@ static inline bool fake_connect_(struct fake_peer *peer)
             }
             lane->server = server;
             lane->peer = peer;
-            if (server->config.ops->opened(server->config.ctx, lane, &lane->session) != KVB_OK) {
+            if (server->config.ops->opened(server->config.ctx, &(struct kvt_lane){.from = "fake"},
+                                           &lane->session) != KVB_OK) {
                 free(lane);
                 return i > 0;
             }
@@ -455,7 +451,7 @@ static inline void fake_on_connect_(struct kvb_timer *timer)
     if (!peer->up && fake_connect_(peer)) {
         const struct kvt_tcp_server_config *server =
             &(peer->lanes[0] != NULL ? peer->lanes[0] : peer->lanes[1])->server->config;
-        struct kvt_tcp_hello hello = {.incarnation = server->incarnation, .version = 1};
+        struct kvt_hello hello = {.incarnation = server->incarnation, .version = 1};
         strcpy(hello.name, server->name);
         peer->up = true;
         peer->config.ops->up(peer->config.ctx, &hello);
@@ -501,13 +497,14 @@ static inline kvb_status_t fake_peer_start_(struct kvt_transport *transport,
         free(ask);
         return KVB_ERR_NO_MEMORY;
     }
-    kvb_assert(transfer->type != 0 && transfer->type <= KVT_TCP_TYPE_MAX);
+    kvb_assert(transfer->type != 0 && transfer->type <= KVT_TYPE_MAX);
     if (transfer->ask.len > 0) {
         memcpy(ask, transfer->ask.data, transfer->ask.len);
     }
     exchange->peer = peer;
     exchange->transfer = transfer;
     exchange->ask = ask;
+    exchange->request.ops = &fake_request_ops_;
     exchange->request.type = transfer->type;
     exchange->request.ask = (struct kvb_span){ask, transfer->ask.len};
     for (uint32_t i = 0; transfer->direction == KVT_TO_SHARE && i < transfer->nslices; i++) {
@@ -597,10 +594,10 @@ kvb_status_t kvt_tcp_peer_set_address(struct kvt_transport *transport, const cha
     strcpy(fake_peer_of(transport)->address, address);
     return KVB_OK;
 }
-void kvt_tcp_peer_stats(const struct kvt_transport *transport, struct kvt_tcp_stats *stats_p)
+void kvt_tcp_peer_stats(const struct kvt_transport *transport, struct kvt_peer_stats *stats_p)
 {
     (void)transport;
-    *stats_p = (struct kvt_tcp_stats){0};
+    *stats_p = (struct kvt_peer_stats){0};
 }
 
 /* The oldest exchange that waits at this stage, of any peer; NULL: none. */

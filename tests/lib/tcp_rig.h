@@ -26,8 +26,8 @@ struct rig_node {
     uint32_t sessions, running, puts, gets, gone;
     bool late; /* does not answer by itself: rig_answer() */
     struct kvb_list waiting;
-    kvb_status_t verdict;              /* what sent() says */
-    struct kvt_tcp_request *receiving; /* the last put whose body is on the way */
+    kvb_status_t verdict;          /* what sent() says */
+    struct kvt_request *receiving; /* the last put whose body is on the way */
 };
 
 static inline void rig_text_pack(const struct kvt_extent *extents, uint32_t n, uint8_t *out)
@@ -35,7 +35,7 @@ static inline void rig_text_pack(const struct kvt_extent *extents, uint32_t n, u
     memcpy(out, extents, n * sizeof *extents);
 }
 
-static inline uint32_t rig_iov_(const struct rig_node *node, const struct kvt_tcp_request *request,
+static inline uint32_t rig_iov_(const struct rig_node *node, const struct kvt_request *request,
                                 struct iovec iov[RIG_EXTENTS_MAX])
 {
     uint32_t n = (uint32_t)(request->ask.len / sizeof(struct kvt_extent));
@@ -72,36 +72,36 @@ static inline uint64_t rig_hash_(const struct iovec *iov, uint32_t n)
     return XXH3_64bits_digest(&state);
 }
 
-static inline void rig_answer(struct rig_node *node, struct kvt_tcp_request *request)
+static inline void rig_answer(struct rig_node *node, struct kvt_request *request)
 {
     struct iovec iov[RIG_EXTENTS_MAX];
     uint32_t n = rig_iov_(node, request, iov);
     node->running--;
     if (request->type == RIG_ECHO && request->body_len == 0) {
-        kvt_tcp_answer(request, KVB_OK, request->ask.data, (uint32_t)request->ask.len);
+        kvt_answer(request, KVB_OK, request->ask.data, (uint32_t)request->ask.len);
     } else if (request->type == RIG_GET && n > 0 && rig_iov_len_(iov, n) > 0 &&
                request->body_len == 0) {
         node->gets++;
         node->running++;
-        kvt_tcp_answer_body(request, "got", 3, iov, n, rig_hash_(iov, n));
+        kvt_answer_body(request, "got", 3, iov, n, rig_hash_(iov, n));
     } else if (request->type == RIG_PUT && n > 0 && request->body_len > 0 &&
                rig_iov_len_(iov, n) == request->body_len) {
         node->running++;
         node->receiving = request;
-        kvt_tcp_receive(request, iov, n);
+        kvt_receive(request, iov, n);
     } else {
-        kvt_tcp_answer(request, KVB_ERR_INVALID, NULL, 0);
+        kvt_answer(request, KVB_ERR_INVALID, NULL, 0);
     }
 }
 
 static inline void rig_answer_all(struct rig_node *node)
 {
     for (struct kvb_list *link; (link = kvb_list_pop(&node->waiting)) != NULL;) {
-        rig_answer(node, kvb_container_of(link, struct kvt_tcp_request, link));
+        rig_answer(node, kvb_container_of(link, struct kvt_request, link));
     }
 }
 
-static inline kvb_status_t rig_opened_(void *ctx, struct kvt_tcp_lane *lane, void **session_p)
+static inline kvb_status_t rig_opened_(void *ctx, const struct kvt_lane *lane, void **session_p)
 {
     (void)lane;
     struct rig_node *node = ctx;
@@ -117,7 +117,7 @@ static inline void rig_closed_(void *ctx, void *session)
     node->sessions--;
 }
 
-static inline void rig_request_(void *ctx, struct kvt_tcp_request *request)
+static inline void rig_request_(void *ctx, struct kvt_request *request)
 {
     struct rig_node *node = ctx;
     node->running++;
@@ -128,17 +128,17 @@ static inline void rig_request_(void *ctx, struct kvt_tcp_request *request)
     }
 }
 
-static inline void rig_received_(void *ctx, struct kvt_tcp_request *request, kvb_status_t status,
+static inline void rig_received_(void *ctx, struct kvt_request *request, kvb_status_t status,
                                  uint64_t checksum)
 {
     struct rig_node *node = ctx;
     node->running--;
     node->receiving = NULL;
     node->puts += status == KVB_OK;
-    kvt_tcp_answer(request, status, &checksum, status == KVB_OK ? sizeof checksum : 0);
+    kvt_answer(request, status, &checksum, status == KVB_OK ? sizeof checksum : 0);
 }
 
-static inline kvb_status_t rig_sent_(void *ctx, struct kvt_tcp_request *request)
+static inline kvb_status_t rig_sent_(void *ctx, struct kvt_request *request)
 {
     (void)request;
     struct rig_node *node = ctx;
@@ -146,7 +146,7 @@ static inline kvb_status_t rig_sent_(void *ctx, struct kvt_tcp_request *request)
     return node->verdict;
 }
 
-static inline void rig_gone_(void *ctx, struct kvt_tcp_request *request)
+static inline void rig_gone_(void *ctx, struct kvt_request *request)
 {
     struct rig_node *node = ctx;
     node->running--;
@@ -154,7 +154,7 @@ static inline void rig_gone_(void *ctx, struct kvt_tcp_request *request)
     kvb_list_remove(&request->link);
 }
 
-static const struct kvt_tcp_server_ops rig_server_ops = {
+static const struct kvt_server_ops rig_server_ops = {
     .opened = rig_opened_,
     .closed = rig_closed_,
     .request = rig_request_,

@@ -37,11 +37,11 @@ struct tcp_sim {
     struct kvt_regions *regions;
     struct kvt_region *region;
     struct kvt_transport *peer;
-    struct kvt_tcp_common common;
+    struct kvt_peer_common common;
     uint32_t ups, downs;
     bool up;
     kvb_status_t why; /* of the last down */
-    struct kvt_tcp_hello hello;
+    struct kvt_hello hello;
 };
 
 static inline void tcp_sim_accept_(void *ctx, int fd)
@@ -52,7 +52,7 @@ static inline void tcp_sim_accept_(void *ctx, int fd)
     }
 }
 
-static inline void tcp_sim_up_(void *ctx, const struct kvt_tcp_hello *hello)
+static inline void tcp_sim_up_(void *ctx, const struct kvt_hello *hello)
 {
     struct tcp_sim *rig = ctx;
     rig->ups++;
@@ -68,7 +68,7 @@ static inline void tcp_sim_down_(void *ctx, kvb_status_t why)
     rig->why = why;
 }
 
-static const struct kvt_tcp_peer_ops tcp_sim_peer_ops = {.up = tcp_sim_up_, .down = tcp_sim_down_};
+static const struct kvt_peer_ops tcp_sim_peer_ops = {.up = tcp_sim_up_, .down = tcp_sim_down_};
 
 /* Net, node and memory; no peer yet. common may be changed before the node is made: NULL server
  * config: plain. */
@@ -79,7 +79,7 @@ static inline void tcp_sim_open(struct tcp_sim *rig, const struct kvt_tcp_server
     rig->side = (struct sim_side){.accept = tcp_sim_accept_, .ctx = rig};
     sim_net_init(&rig->net, &rig->sim, &rig->side);
     rig->common =
-        (struct kvt_tcp_common){.net = &rig->net.base, .secret = "a secret", .secret_len = 8};
+        (struct kvt_peer_common){.net = &rig->net.base, .secret = "a secret", .secret_len = 8};
     test_memory_init(&rig->node_memory, "node", TCP_SIM_LEN);
     test_memory_init(&rig->engine, "engine", TCP_SIM_LEN);
     struct kvt_tcp_server_config config = {0};
@@ -118,16 +118,16 @@ static inline void tcp_sim_peer(struct tcp_sim *rig, struct kvt_tcp_peer_config 
     cr_assert_eq(kvt_tcp_peer_create(rig->regions, &config, &rig->peer), KVB_OK);
 }
 
-static inline struct kvt_tcp_stats tcp_sim_stats(const struct tcp_sim *rig)
+static inline struct kvt_peer_stats tcp_sim_stats(const struct tcp_sim *rig)
 {
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     kvt_tcp_peer_stats(rig->peer, &stats);
     return stats;
 }
 
-static inline struct kvt_tcp_stats tcp_sim_node_stats(const struct tcp_sim *rig)
+static inline struct kvt_peer_stats tcp_sim_node_stats(const struct tcp_sim *rig)
 {
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     kvt_tcp_server_stats(rig->node.server, &stats);
     return stats;
 }
@@ -371,9 +371,9 @@ static inline size_t tcp_raw_take(struct tcp_raw *raw, uint8_t payload[TCP_PAYLO
 }
 
 static inline void tcp_raw_hello(struct tcp_raw *raw, struct tcp_sim *rig,
-                                 const struct kvt_tcp_common *common)
+                                 const struct kvt_peer_common *common)
 {
-    struct kvt_tcp_common own = *common;
+    struct kvt_peer_common own = *common;
     own.silence_ms = own.silence_ms != 0 ? own.silence_ms : 3000;
     tcp_greeting_make(&own, &rig->sim.random, raw->shake.hello, &raw->shake.hello_len);
     tcp_raw_message(raw, TCP_HELLO, raw->shake.hello, raw->shake.hello_len);
@@ -381,7 +381,7 @@ static inline void tcp_raw_hello(struct tcp_raw *raw, struct tcp_sim *rig,
 
 /* A client's handshake; true: it was admitted. */
 static inline bool tcp_raw_admit(struct tcp_raw *raw, struct tcp_sim *rig,
-                                 const struct kvt_tcp_common *common)
+                                 const struct kvt_peer_common *common)
 {
     uint8_t payload[TCP_PAYLOAD_MAX], proof[TCP_PROOF_LEN];
     tcp_raw_hello(raw, rig, common);
@@ -404,9 +404,9 @@ static inline bool tcp_raw_admit(struct tcp_raw *raw, struct tcp_sim *rig,
 
 /* A node's part of it, towards a peer that has connected. */
 static inline bool tcp_raw_serve(struct tcp_raw *raw, struct tcp_sim *rig,
-                                 const struct kvt_tcp_common *common, uint64_t incarnation)
+                                 const struct kvt_peer_common *common, uint64_t incarnation)
 {
-    struct kvt_tcp_common own = *common;
+    struct kvt_peer_common own = *common;
     own.silence_ms = own.silence_ms != 0 ? own.silence_ms : 3000;
     uint8_t payload[TCP_PAYLOAD_MAX];
     size_t len;

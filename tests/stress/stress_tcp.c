@@ -62,7 +62,7 @@ static void on_accept(struct kvb_io_watch *watch, unsigned events)
     }
 }
 
-static const struct kvt_tcp_common common_of_all = {.secret = "s", .secret_len = 1};
+static const struct kvt_peer_common common_of_all = {.secret = "s", .secret_len = 1};
 
 static void *node_main(void *arg)
 {
@@ -204,7 +204,7 @@ static void slot_init(struct client *client, uint32_t node, uint32_t n)
     };
 }
 
-static void on_up(void *ctx, const struct kvt_tcp_hello *hello)
+static void on_up(void *ctx, const struct kvt_hello *hello)
 {
     (void)ctx;
     (void)hello;
@@ -217,7 +217,7 @@ static void on_down(void *ctx, kvb_status_t why)
     kvb_assert(false);
 }
 
-static const struct kvt_tcp_peer_ops peer_ops = {.up = on_up, .down = on_down};
+static const struct kvt_peer_ops peer_ops = {.up = on_up, .down = on_down};
 
 static void on_unregistered(void *arg, struct kvt_region *region, kvb_status_t status)
 {

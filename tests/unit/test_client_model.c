@@ -174,7 +174,7 @@ static void open_here(struct model *m, struct store *store)
 
 static void open_behind_connections(struct model *m, struct store *store)
 {
-    const struct kvt_tcp_common common = {.net = &store->net.base};
+    const struct kvt_peer_common common = {.net = &store->net.base};
     store->side = (struct sim_side){.accept = on_accept, .ctx = store};
     sim_net_init(&store->net, &m->sim, &store->side);
     const struct kvs_service_config service = {

@@ -105,10 +105,10 @@ void kvs_remote_status(struct kvs_node *node, struct kvs_remote_status *status_p
     *status_p = ((const struct remote *)node)->status;
 }
 
-void kvs_remote_stats(struct kvs_node *node, struct kvt_tcp_stats *stats_p)
+void kvs_remote_stats(struct kvs_node *node, struct kvt_peer_stats *stats_p)
 {
     (void)node;
-    *stats_p = (struct kvt_tcp_stats){.connects = 4};
+    *stats_p = (struct kvt_peer_stats){.connects = 4};
 }
 
 static kvb_status_t ask_status;

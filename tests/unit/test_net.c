@@ -291,7 +291,7 @@ static void on_accept(struct kvb_io_watch *watch, unsigned events)
     }
 }
 
-static void on_up(void *ctx, const struct kvt_tcp_hello *hello)
+static void on_up(void *ctx, const struct kvt_hello *hello)
 {
     struct cluster *cluster = ctx;
     cr_assert_str_eq(hello->name, "node");
@@ -308,12 +308,12 @@ static void on_down(void *ctx, kvb_status_t why)
 
 static void cluster_open(struct cluster *cluster)
 {
-    static const struct kvt_tcp_peer_ops ops = {.up = on_up, .down = on_down};
+    static const struct kvt_peer_ops ops = {.up = on_up, .down = on_down};
     *cluster = (struct cluster){0};
     world_open(&cluster->world);
     struct kvb_sched *sched = cluster->world.sched;
     cr_assert_eq(kvt_net_kernel_create(cluster->world.io, 512u << 10, &cluster->net), KVB_OK);
-    struct kvt_tcp_common common = {.net = cluster->net, .secret = "secret", .secret_len = 6};
+    struct kvt_peer_common common = {.net = cluster->net, .secret = "secret", .secret_len = 6};
     test_memory_init(&cluster->memory, "node", MIB(64));
     test_memory_init(&cluster->engine, "engine", MIB(64));
     struct kvt_tcp_server_config server = {
@@ -462,7 +462,7 @@ Test(net, many_at_once_use_all_lanes_and_do_not_mix)
                 MIB(1) - i);
         }
     }
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     kvt_tcp_peer_stats(cluster.peer, &stats);
     cr_assert(stats.up);
     cr_assert_eq(stats.lanes, 4);

@@ -83,9 +83,9 @@ uint32_t kvs_service_running(const struct kvs_service *service)
     return 2;
 }
 
-void kvs_service_stats(const struct kvs_service *service, struct kvt_tcp_stats *stats_p)
+void kvs_service_stats(const struct kvs_service *service, struct kvt_peer_stats *stats_p)
 {
-    *stats_p = (struct kvt_tcp_stats){.lanes = atomic_load(&service->nfds), .connects = 5};
+    *stats_p = (struct kvt_peer_stats){.lanes = atomic_load(&service->nfds), .connects = 5};
 }
 
 static atomic_int nnets;
@@ -182,7 +182,7 @@ static bool all_adopted(void)
 
 static bool stats_came(void)
 {
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     kvp_server_stats(server, &stats);
     return stats.lanes == 2 * THREADS;
 }
@@ -190,7 +190,7 @@ static bool stats_came(void)
 Test(server, connections_go_to_the_threads_in_turn_and_stay_there)
 {
     int fds[2 * THREADS];
-    struct kvt_tcp_stats stats;
+    struct kvt_peer_stats stats;
     cr_assert_eq(create(), KVB_OK);
     for (uint32_t i = 0; i < 2 * THREADS; i++) {
         fds[i] = dial();

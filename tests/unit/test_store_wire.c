@@ -72,7 +72,7 @@ static kvb_status_t travel(enum kvs_question type)
 {
     static struct kvs_ask got;
     struct kvb_writer out;
-    kvb_writer_init(&out, KVT_TCP_ASK_MAX);
+    kvb_writer_init(&out, KVT_ASK_MAX);
     kvs_ask_pack(&out, type, &ask);
     cr_assert_eq(out.status, KVB_OK);
     kvb_status_t status = kvs_ask_unpack((struct kvb_span){out.data, out.len}, type, &got);
@@ -141,7 +141,7 @@ Test(store_wire, each_field_has_its_limits)
 Test(store_wire, more_keys_than_one_step_does_are_refused)
 {
     struct kvb_writer out;
-    kvb_writer_init(&out, KVT_TCP_ASK_MAX);
+    kvb_writer_init(&out, KVT_ASK_MAX);
     good();
     ask.nkeys = KVS_WIRE_ITEMS_MAX;
     for (uint32_t i = 0; i < ask.nkeys; i++) {

@@ -245,7 +245,7 @@ Test(tcp, a_put_that_is_refused_on_the_way_touches_the_nodes_memory_no_more)
         }
         cr_assert_not_null(rig.node.receiving);
         rig.node.running--;
-        kvt_tcp_answer(rig.node.receiving, KVB_ERR_TIMEOUT, NULL, 0);
+        kvt_answer(rig.node.receiving, KVB_ERR_TIMEOUT, NULL, 0);
         rig.node.receiving = NULL;
         memset(rig.node_memory.base, 0x66, MIB(1));
         cr_assert_eq(tcp_job_wait(&job), KVB_ERR_TIMEOUT);
@@ -322,13 +322,13 @@ Test(tcp, what_is_in_flight_is_bounded_in_number_and_in_bytes)
 
 Test(tcp, types_that_are_not_the_nodes_are_refused)
 {
-    static const uint16_t bad[] = {0, KVT_TCP_TYPE_MAX + 1, 0xff01, 0xffff};
+    static const uint16_t bad[] = {0, KVT_TYPE_MAX + 1, 0xff01, 0xffff};
     struct tcp_sim rig;
     open_up(&rig, (struct kvt_tcp_peer_config){0});
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cr_assert_eq(tcp_sim_run(&rig, bad[i], 0, 100), KVB_ERR_INVALID);
     }
-    cr_assert_eq(tcp_sim_run(&rig, KVT_TCP_TYPE_MAX, 0, 100), KVB_ERR_INVALID, "by the node");
+    cr_assert_eq(tcp_sim_run(&rig, KVT_TYPE_MAX, 0, 100), KVB_ERR_INVALID, "by the node");
     cr_assert_eq(rig.net.connects, 1);
     tcp_sim_close(&rig);
 }
@@ -342,8 +342,8 @@ Test(tcp, configs_that_cannot_be_are_refused)
     struct kvt_tcp_peer_config bad[5] = {good, good, good, good, good};
     bad[0].address = "h";
     bad[1].lanes = 5;
-    bad[2].common.secret_len = KVT_TCP_SECRET_MAX + 1;
-    bad[3].common.ask_max = KVT_TCP_ASK_MAX + 1;
+    bad[2].common.secret_len = KVT_SECRET_MAX + 1;
+    bad[3].common.ask_max = KVT_ASK_MAX + 1;
     bad[4].in_flight_max = UINT32_MAX;
     for (size_t i = 0; i < 5; i++) {
         cr_assert_eq(kvt_tcp_peer_create(rig.regions, &bad[i], &rig.peer), KVB_ERR_INVALID);

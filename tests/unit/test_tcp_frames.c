@@ -160,13 +160,13 @@ Test(tcp_frames, lengths_and_values_that_cannot_be_are_refused)
     /* a text, and a body, one byte beyond the limits, with the length to match */
     struct tcp_head head = {.frame = {.type = RIG_ECHO, .seq = 1}, .text_len = 8};
     frame_make(bad, &head, "12345678", NULL, KVB_OK);
-    put_u32(bad->data + 32, KVT_TCP_ASK_MAX + 1);
-    put_u32(bad->data + 16, 16 + KVT_TCP_ASK_MAX + 1);
+    put_u32(bad->data + 32, KVT_ASK_MAX + 1);
+    put_u32(bad->data + 16, 16 + KVT_ASK_MAX + 1);
     sign(bad, 8);
     cr_assert(costs_the_lane(&rig, bad, raw), "a text one beyond the limit");
     frame_make(bad, &head, "12345678", NULL, KVB_OK);
-    put_u32(bad->data + 36, (uint32_t)KVT_TCP_BODY_MAX + 1);
-    put_u32(bad->data + 16, 16 + 8 + (uint32_t)KVT_TCP_BODY_MAX + 1 + 16);
+    put_u32(bad->data + 36, (uint32_t)KVT_BODY_MAX + 1);
+    put_u32(bad->data + 16, 16 + 8 + (uint32_t)KVT_BODY_MAX + 1 + 16);
     sign(bad, 8);
     cr_assert(costs_the_lane(&rig, bad, raw), "a body one beyond the limit");
     free(good);

@@ -2,9 +2,9 @@
 /* How both sides of a lane come to know each other (transport/tcp/handshake.h). */
 #include "tcp_sim.h"
 
-static struct kvt_tcp_common with_secret(const struct tcp_sim *rig, const char *secret)
+static struct kvt_peer_common with_secret(const struct tcp_sim *rig, const char *secret)
 {
-    struct kvt_tcp_common common = rig->common;
+    struct kvt_peer_common common = rig->common;
     common.secret_len = (uint32_t)strlen(secret);
     memset(common.secret, 0, sizeof common.secret);
     memcpy(common.secret, secret, strlen(secret));
@@ -31,7 +31,7 @@ Test(tcp_handshake, features_are_those_that_both_have)
 {
     struct tcp_sim rig;
     tcp_sim_open(&rig, &(struct kvt_tcp_server_config){.common.features = 0xf0000000000000f6ull});
-    struct kvt_tcp_common common = rig.common;
+    struct kvt_peer_common common = rig.common;
     common.features = 0x700000000000003aull;
     tcp_sim_peer(&rig, (struct kvt_tcp_peer_config){.common = common});
     tcp_sim_wait_up(&rig);
@@ -52,7 +52,7 @@ Test(tcp_handshake, an_empty_secret_is_a_secret_too)
 
     tcp_sim_open(&rig, NULL);
     rig_node_cleanup(&rig.node);
-    struct kvt_tcp_common none = with_secret(&rig, "");
+    struct kvt_peer_common none = with_secret(&rig, "");
     struct kvt_tcp_server_config config = {
         .common = none, .sched = &rig.sim.sched, .name = "n", .incarnation = 1};
     cr_assert_eq(rig_node_init(&rig.node, rig.node_memory.base, TCP_SIM_LEN, config), KVB_OK);
@@ -70,7 +70,7 @@ Test(tcp_handshake, a_wrong_secret_is_refused_and_learns_nothing)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct tcp_raw raw;
         tcp_raw_connect(&raw, &rig);
-        struct kvt_tcp_common common = with_secret(&rig, wrong[i]);
+        struct kvt_peer_common common = with_secret(&rig, wrong[i]);
         cr_assert(!tcp_raw_admit(&raw, &rig, &common), "secret '%s'", wrong[i]);
         uint8_t payload[TCP_PAYLOAD_MAX];
         cr_assert_eq(tcp_raw_type(&raw), TCP_REFUSED);
@@ -181,7 +181,7 @@ Test(tcp_handshake, the_highest_version_that_both_know_or_none)
         struct tcp_raw raw;
         uint8_t payload[TCP_PAYLOAD_MAX];
         tcp_raw_connect(&raw, &rig);
-        struct kvt_tcp_common common = rig.common;
+        struct kvt_peer_common common = rig.common;
         common.silence_ms = 1;
         tcp_greeting_make(&common, &rig.sim.random, payload, &raw.shake.hello_len);
         for (int b = 0; b < 4; b++) {
@@ -205,7 +205,7 @@ Test(tcp_handshake, a_later_version_may_say_more_in_its_greeting)
     struct tcp_raw raw;
     uint8_t payload[TCP_PAYLOAD_MAX], proof[TCP_PROOF_LEN];
     tcp_raw_connect(&raw, &rig);
-    struct kvt_tcp_common common = rig.common;
+    struct kvt_peer_common common = rig.common;
     common.silence_ms = 3000;
     tcp_greeting_make(&common, &rig.sim.random, raw.shake.hello, &raw.shake.hello_len);
     memset(raw.shake.hello + TCP_GREETING_LEN, 0x5a, 100);
@@ -231,7 +231,7 @@ Test(tcp_handshake, half_a_greeting_or_garbage_costs_the_connection_only)
     tcp_sim_open(&rig, NULL);
     uint8_t frame[KVB_FRAME_HEADER_LEN + TCP_PAYLOAD_MAX], payload[TCP_PAYLOAD_MAX];
     size_t payload_len;
-    struct kvt_tcp_common common = rig.common;
+    struct kvt_peer_common common = rig.common;
     common.silence_ms = 3000;
     tcp_greeting_make(&common, &rig.sim.random, payload, &payload_len);
     size_t len = tcp_message_pack(TCP_HELLO, payload, payload_len, frame);
@@ -458,7 +458,7 @@ Test(tcp_handshake, a_node_that_does_not_know_the_secret_is_refused)
 {
     struct imposter *it = calloc(1, sizeof *it);
     imposter_open(it);
-    struct kvt_tcp_common wrong = with_secret(&it->rig, "another");
+    struct kvt_peer_common wrong = with_secret(&it->rig, "another");
     uint8_t payload[TCP_PAYLOAD_MAX];
     size_t len;
     /* it cannot check the proof, but says that it did */
@@ -506,7 +506,7 @@ Test(tcp_handshake, what_a_node_says_of_itself_is_checked_and_signed)
         imposter_open(it);
         uint8_t payload[TCP_PAYLOAD_MAX];
         size_t len;
-        struct kvt_tcp_common common = it->rig.common;
+        struct kvt_peer_common common = it->rig.common;
         common.silence_ms = 3000;
         sim_settle(&it->rig.sim);
         len = tcp_raw_take(&it->raw, payload);
@@ -543,7 +543,7 @@ Test(tcp_handshake, a_node_of_other_versions_is_refused_and_a_silent_one_times_o
     imposter_open(it);
     uint8_t payload[TCP_PAYLOAD_MAX];
     size_t len;
-    struct kvt_tcp_common common = it->rig.common;
+    struct kvt_peer_common common = it->rig.common;
     common.silence_ms = 3000;
     tcp_greeting_make(&common, &it->rig.sim.random, payload, &len);
     payload[0] = KVT_TCP_VERSION + 1;

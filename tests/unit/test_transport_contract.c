@@ -222,7 +222,7 @@ static void on_accept(void *ctx, int fd)
     cr_assert_eq(kvt_tcp_server_adopt(bench->rig.server, fd), KVB_OK);
 }
 
-static void on_up(void *ctx, const struct kvt_tcp_hello *hello)
+static void on_up(void *ctx, const struct kvt_hello *hello)
 {
     struct bench *bench = ctx;
     cr_assert_str_eq(hello->name, "node");
@@ -238,8 +238,8 @@ static void on_down(void *ctx, kvb_status_t why)
 static kvb_status_t open_over(struct bench *bench, uint32_t in_flight_max, struct kvt_net *net,
                               const char *address, uint32_t lanes)
 {
-    static const struct kvt_tcp_peer_ops peer_ops = {.up = on_up, .down = on_down};
-    struct kvt_tcp_common common = {.net = net, .secret = "s", .secret_len = 1};
+    static const struct kvt_peer_ops peer_ops = {.up = on_up, .down = on_down};
+    struct kvt_peer_common common = {.net = net, .secret = "s", .secret_len = 1};
     struct kvt_tcp_server_config server = {
         .common = common, .sched = &bench->sim.sched, .name = "node", .incarnation = 1};
     cr_assert_eq(rig_node_init(&bench->rig, bench->node.base, NODE_LEN, server), KVB_OK);

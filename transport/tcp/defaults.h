@@ -10,14 +10,14 @@ static inline void tcp_default_u32(uint32_t *value, uint32_t otherwise)
 }
 
 /* False: a value that is not allowed. */
-static inline bool tcp_common_defaults(struct kvt_tcp_common *common)
+static inline bool tcp_common_defaults(struct kvt_peer_common *common)
 {
     tcp_default_u32(&common->hello_ms, 2000);
     tcp_default_u32(&common->ping_ms, 1000);
     tcp_default_u32(&common->silence_ms, 3000);
     tcp_default_u32(&common->stall_ms, 10000);
-    tcp_default_u32(&common->ask_max, KVT_TCP_ASK_MAX);
-    return common->secret_len <= KVT_TCP_SECRET_MAX && common->ask_max <= KVT_TCP_ASK_MAX;
+    tcp_default_u32(&common->ask_max, KVT_ASK_MAX);
+    return common->secret_len <= KVT_SECRET_MAX && common->ask_max <= KVT_ASK_MAX;
 }
 
 #endif

@@ -31,7 +31,7 @@ static uint64_t get_le(const uint8_t *in, size_t len)
 
 /* ---- greetings ---- */
 
-void tcp_greeting_make(const struct kvt_tcp_common *common, const struct kvb_random *random,
+void tcp_greeting_make(const struct kvt_peer_common *common, const struct kvb_random *random,
                        uint8_t out[TCP_PAYLOAD_MAX], size_t *len_p)
 {
     put_le(out + AT_MIN, KVT_TCP_VERSION_MIN, 4);
@@ -88,7 +88,7 @@ kvb_status_t tcp_handshake_agree(struct tcp_handshake *shake, bool client)
 
 /* ---- proofs ---- */
 
-static kvb_status_t sign(const struct kvt_tcp_common *common, const struct tcp_handshake *shake,
+static kvb_status_t sign(const struct kvt_peer_common *common, const struct tcp_handshake *shake,
                          const char *label, const uint8_t *more, size_t more_len,
                          uint8_t out[TCP_PROOF_LEN])
 {
@@ -122,7 +122,7 @@ static kvb_status_t sign(const struct kvt_tcp_common *common, const struct tcp_h
 static const char client_label[] = "kvplane tcp 1 client";
 static const char node_label[] = "kvplane tcp 1 node";
 
-kvb_status_t tcp_proof_make(const struct kvt_tcp_common *common, const struct tcp_handshake *shake,
+kvb_status_t tcp_proof_make(const struct kvt_peer_common *common, const struct tcp_handshake *shake,
                             uint8_t out[TCP_PROOF_LEN])
 {
     return sign(common, shake, client_label, NULL, 0, out);
@@ -134,8 +134,8 @@ static kvb_status_t compare(const uint8_t *proof, const uint8_t *right)
     return CRYPTO_memcmp(proof, right, TCP_PROOF_LEN) == 0 ? KVB_OK : KVB_ERR_REFUSED;
 }
 
-kvb_status_t tcp_proof_check(const struct kvt_tcp_common *common, const struct tcp_handshake *shake,
-                             const uint8_t proof[TCP_PROOF_LEN])
+kvb_status_t tcp_proof_check(const struct kvt_peer_common *common,
+                             const struct tcp_handshake *shake, const uint8_t proof[TCP_PROOF_LEN])
 {
     uint8_t right[TCP_PROOF_LEN];
     kvb_status_t status = sign(common, shake, client_label, NULL, 0, right);
@@ -154,7 +154,7 @@ bool tcp_name_valid(const char *name, size_t len)
     return len > 0 && len < TCP_NAME_MAX;
 }
 
-kvb_status_t tcp_identity_make(const struct kvt_tcp_common *common,
+kvb_status_t tcp_identity_make(const struct kvt_peer_common *common,
                                const struct tcp_handshake *shake,
                                const struct tcp_identity *identity, uint8_t out[TCP_PAYLOAD_MAX],
                                size_t *len_p)
@@ -172,7 +172,7 @@ kvb_status_t tcp_identity_make(const struct kvt_tcp_common *common,
     return status;
 }
 
-kvb_status_t tcp_identity_take(const struct kvt_tcp_common *common,
+kvb_status_t tcp_identity_take(const struct kvt_peer_common *common,
                                const struct tcp_handshake *shake, const uint8_t *payload,
                                size_t len, struct tcp_identity *identity_p)
 {

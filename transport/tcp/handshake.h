@@ -50,7 +50,7 @@ struct tcp_handshake {
 };
 
 /* This side's own greeting, with a fresh nonce, into the handshake's hello or challenge. */
-void tcp_greeting_make(const struct kvt_tcp_common *common, const struct kvb_random *random,
+void tcp_greeting_make(const struct kvt_peer_common *common, const struct kvb_random *random,
                        uint8_t out[TCP_PAYLOAD_MAX], size_t *len_p);
 /* Takes the other side's, as it came. PROTOCOL: a range of versions, or a silence, of nothing. */
 KVB_MUST_USE kvb_status_t tcp_greeting_take(const uint8_t *payload, size_t len,
@@ -59,21 +59,21 @@ KVB_MUST_USE kvb_status_t tcp_greeting_take(const uint8_t *payload, size_t len,
 KVB_MUST_USE kvb_status_t tcp_handshake_agree(struct tcp_handshake *shake, bool client);
 
 /* PROOF's payload. NO_MEMORY. */
-KVB_MUST_USE kvb_status_t tcp_proof_make(const struct kvt_tcp_common *common,
+KVB_MUST_USE kvb_status_t tcp_proof_make(const struct kvt_peer_common *common,
                                          const struct tcp_handshake *shake,
                                          uint8_t out[TCP_PROOF_LEN]);
 /* REFUSED: it is not the right one. NO_MEMORY. */
-KVB_MUST_USE kvb_status_t tcp_proof_check(const struct kvt_tcp_common *common,
+KVB_MUST_USE kvb_status_t tcp_proof_check(const struct kvt_peer_common *common,
                                           const struct tcp_handshake *shake,
                                           const uint8_t proof[TCP_PROOF_LEN]);
 
 /* ADMITTED's payload. */
-KVB_MUST_USE kvb_status_t tcp_identity_make(const struct kvt_tcp_common *common,
+KVB_MUST_USE kvb_status_t tcp_identity_make(const struct kvt_peer_common *common,
                                             const struct tcp_handshake *shake,
                                             const struct tcp_identity *identity,
                                             uint8_t out[TCP_PAYLOAD_MAX], size_t *len_p);
 /* PROTOCOL: no legal name. REFUSED: the node does not know the secret. NO_MEMORY. */
-KVB_MUST_USE kvb_status_t tcp_identity_take(const struct kvt_tcp_common *common,
+KVB_MUST_USE kvb_status_t tcp_identity_take(const struct kvt_peer_common *common,
                                             const struct tcp_handshake *shake,
                                             const uint8_t *payload, size_t len,
                                             struct tcp_identity *identity_p);

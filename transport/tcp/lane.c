@@ -173,7 +173,7 @@ static kvb_status_t in_head(struct lane *lane)
     if (status != KVB_OK) {
         return status;
     }
-    if (frame.type > KVT_TCP_TYPE_MAX) {
+    if (frame.type > KVT_TYPE_MAX) {
         status = tcp_message_check(&frame);
         in->need = KVB_FRAME_HEADER_LEN + frame.len;
         return status != KVB_OK ? status
@@ -239,7 +239,7 @@ static void in_mark(struct lane *lane)
     struct lane_in *in = &lane->in;
     if (in->state == LANE_IN_HEAD && in->at == in->len) {
         in->mark_ns = 0;
-    } else if (in->mark_ns == 0 || in->bytes - in->mark_bytes >= KVT_TCP_STALL_BYTES) {
+    } else if (in->mark_ns == 0 || in->bytes - in->mark_bytes >= KVT_STALL_BYTES) {
         in->mark_ns = in->heard_ns;
         in->mark_bytes = in->bytes;
     }
@@ -499,7 +499,7 @@ static void out_mark(struct lane *lane)
     struct lane_send *out = &lane->out;
     if (!out_pending(lane)) {
         out->mark_ns = 0;
-    } else if (out->mark_ns == 0 || out->bytes - out->mark_bytes >= KVT_TCP_STALL_BYTES) {
+    } else if (out->mark_ns == 0 || out->bytes - out->mark_bytes >= KVT_STALL_BYTES) {
         out->mark_ns = now_of(lane);
         out->mark_bytes = out->bytes;
     }
@@ -566,7 +566,7 @@ static uint64_t ms(uint64_t n)
 static void on_tick(struct kvb_timer *timer)
 {
     struct lane *lane = kvb_container_of(timer, struct lane, tick);
-    const struct kvt_tcp_common *common = lane->common;
+    const struct kvt_peer_common *common = lane->common;
     uint64_t now_ns = now_of(lane);
 
     if (lane->gathered > 1) {
@@ -593,7 +593,7 @@ static void on_tick(struct kvb_timer *timer)
 /* When the tick has something to look at; traffic only moves that back, so it is set by ticks. */
 static void set_tick(struct lane *lane)
 {
-    const struct kvt_tcp_common *common = lane->common;
+    const struct kvt_peer_common *common = lane->common;
     uint64_t now_ns = now_of(lane);
     uint64_t at_ns = lane->hello_deadline_ns;
     if (lane->admitted) {
@@ -692,7 +692,7 @@ static void on_turn(struct kvb_event *event)
 /* ---- for the owner ---- */
 
 kvb_status_t lane_open(struct lane *lane, const struct lane_ops *ops,
-                       const struct kvt_tcp_common *common, struct kvb_sched *sched,
+                       const struct kvt_peer_common *common, struct kvb_sched *sched,
                        struct lane_totals *totals, struct kvt_socket *socket)
 {
     uint8_t *in = malloc(IN_BYTES);

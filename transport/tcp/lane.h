@@ -65,7 +65,7 @@ struct lane_totals { /* of all lanes of an owner, also closed ones */
 struct lane {
     /* immutable once open */
     const struct lane_ops *ops;
-    const struct kvt_tcp_common *common; /* with its defaults filled in */
+    const struct kvt_peer_common *common; /* with its defaults filled in */
     struct kvb_sched *sched;
     struct lane_totals *totals;
     struct kvt_socket *socket;
@@ -119,7 +119,7 @@ struct lane {
 
 /* Takes the socket on success. Nothing is called before the next turn. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t lane_open(struct lane *lane, const struct lane_ops *ops,
-                                    const struct kvt_tcp_common *common, struct kvb_sched *sched,
+                                    const struct kvt_peer_common *common, struct kvb_sched *sched,
                                     struct lane_totals *totals, struct kvt_socket *socket);
 /* The socket, buffers, timers; nothing is called any more. */
 void lane_close(struct lane *lane);

@@ -81,7 +81,7 @@ struct peer {
     struct kvt_tcp_peer_config config;
     char *address;
     struct lane_totals totals;
-    struct kvt_tcp_stats counted;
+    struct kvt_peer_stats counted;
 
     struct ask *asks; /* asks_len of them, a power of 2 */
     uint32_t asks_len;
@@ -96,7 +96,7 @@ struct peer {
     uint32_t failures; /* connections in a row that came to nothing */
     bool reached;      /* has been up, or found to be down: nobody waits for the first lane */
     kvb_status_t why;  /* the last failure */
-    struct kvt_tcp_hello hello;
+    struct kvt_hello hello;
     bool told_up, told_down;
     uint64_t told_incarnation;
     uint64_t retry_ns; /* not before */
@@ -277,7 +277,7 @@ static bool connecting(struct peer *peer)
 static void connect_lane(struct peer *peer)
 {
     struct peer_lane *lane = lane_in(peer, LANE_CLOSED);
-    const struct kvt_tcp_common *common = &peer->config.common;
+    const struct kvt_peer_common *common = &peer->config.common;
     struct kvt_socket *socket;
 
     kvb_status_t status = common->net->ops->connect(common->net, peer->address, &socket);
@@ -394,10 +394,10 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     for (uint32_t i = 0; i < transfer->nslices; i++) {
         body_len += transfer->slices[i].len; /* checked */
     }
-    if (transfer->type == 0 || transfer->type > KVT_TCP_TYPE_MAX) {
+    if (transfer->type == 0 || transfer->type > KVT_TYPE_MAX) {
         return KVB_ERR_INVALID;
     }
-    if (transfer->ask.len > peer->config.common.ask_max || body_len > KVT_TCP_BODY_MAX) {
+    if (transfer->ask.len > peer->config.common.ask_max || body_len > KVT_BODY_MAX) {
         return KVB_ERR_TOO_LARGE;
     }
     uint64_t cost = ASK_COST + transfer->ask.len + body_len;
@@ -560,7 +560,7 @@ static kvb_status_t lane_body(struct lane *base, kvb_status_t status, uint64_t c
 
 static kvb_status_t on_challenge(struct peer_lane *lane, const uint8_t *payload, size_t len)
 {
-    const struct kvt_tcp_common *common = &lane->peer->config.common;
+    const struct kvt_peer_common *common = &lane->peer->config.common;
     struct tcp_handshake *shake = &lane->shake;
     uint8_t proof[TCP_PROOF_LEN];
     kvb_status_t status = tcp_greeting_take(payload, len, shake->challenge, &shake->challenge_len);
@@ -600,9 +600,9 @@ static kvb_status_t on_admitted(struct peer_lane *lane, const uint8_t *payload, 
     if (peer->admitted > 0 && identity.incarnation != peer->hello.incarnation) {
         leave_old_life(peer, lane);
     }
-    peer->hello = (struct kvt_tcp_hello){.incarnation = identity.incarnation,
-                                         .version = lane->shake.version,
-                                         .features = lane->shake.features};
+    peer->hello = (struct kvt_hello){.incarnation = identity.incarnation,
+                                     .version = lane->shake.version,
+                                     .features = lane->shake.features};
     memcpy(peer->hello.name, identity.name, sizeof identity.name);
     lane->phase = LANE_ADMITTED;
     lane->admitted_ns = lane->used_ns = now_of(peer);
@@ -854,7 +854,7 @@ kvb_status_t kvt_tcp_peer_set_address(struct kvt_transport *transport, const cha
     return KVB_OK;
 }
 
-void kvt_tcp_peer_stats(const struct kvt_transport *transport, struct kvt_tcp_stats *stats_p)
+void kvt_tcp_peer_stats(const struct kvt_transport *transport, struct kvt_peer_stats *stats_p)
 {
     const struct peer *peer = of(transport);
     *stats_p = peer->counted;

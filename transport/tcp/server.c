@@ -35,7 +35,7 @@ enum request_state {
 };
 
 struct request {
-    struct kvt_tcp_request is;
+    struct kvt_request is;
     struct kvt_tcp_lane *lane;
     struct kvb_list all; /* lane.all or lane.spare */
     struct kvb_list out; /* lane.answers */
@@ -86,7 +86,7 @@ struct kvt_tcp_server {
     uint32_t lanes_n;
     uint32_t admitted;
     struct lane_totals totals;
-    struct kvt_tcp_stats counted;
+    struct kvt_peer_stats counted;
 };
 
 static struct kvt_tcp_lane *lane_of(struct lane *lane)
@@ -94,12 +94,14 @@ static struct kvt_tcp_lane *lane_of(struct lane *lane)
     return kvb_container_of(lane, struct kvt_tcp_lane, lane);
 }
 
-static struct request *request_of(struct kvt_tcp_request *request)
+static struct request *request_of(struct kvt_request *request)
 {
     return kvb_container_of(request, struct request, is);
 }
 
 /* ---- requests ---- */
+
+static const struct kvt_request_ops request_ops;
 
 static struct request *request_new(struct kvt_tcp_lane *lane, const struct tcp_head *head,
                                    const uint8_t *text)
@@ -123,7 +125,8 @@ static struct request *request_new(struct kvt_tcp_lane *lane, const struct tcp_h
     if (head->text_len > 0) {
         memcpy(ask, text, head->text_len);
     }
-    request->is = (struct kvt_tcp_request){
+    request->is = (struct kvt_request){
+        .ops = &request_ops,
         .type = head->frame.type,
         .ask = {.data = ask, .len = head->text_len},
         .body_len = head->body_len,
@@ -216,7 +219,7 @@ static uint64_t iov_len(const struct iovec *iov, uint32_t n)
     return len;
 }
 
-void kvt_tcp_receive(struct kvt_tcp_request *is, const struct iovec *to, uint32_t n)
+static void request_receive(struct kvt_request *is, const struct iovec *to, uint32_t n)
 {
     struct request *request = request_of(is);
     struct kvt_tcp_lane *lane = request->lane;
@@ -261,7 +264,8 @@ static void answer(struct request *request, kvb_status_t status, const void *tex
     lane_kick(&lane->lane);
 }
 
-void kvt_tcp_answer(struct kvt_tcp_request *is, kvb_status_t status, const void *text, uint32_t len)
+static void request_answer(struct kvt_request *is, kvb_status_t status, const void *text,
+                           uint32_t len)
 {
     struct request *request = request_of(is);
     struct kvt_tcp_lane *lane = request->lane;
@@ -280,12 +284,12 @@ void kvt_tcp_answer(struct kvt_tcp_request *is, kvb_status_t status, const void 
     update_hold(lane);
 }
 
-void kvt_tcp_answer_body(struct kvt_tcp_request *is, const void *text, uint32_t len,
-                         const struct iovec *from, uint32_t n, uint64_t checksum)
+static void request_answer_body(struct kvt_request *is, const void *text, uint32_t len,
+                                const struct iovec *from, uint32_t n, uint64_t checksum)
 {
     struct request *request = request_of(is);
     uint64_t body_len = iov_len(from, n);
-    kvb_assert(body_len > 0 && body_len <= KVT_TCP_BODY_MAX);
+    kvb_assert(body_len > 0 && body_len <= KVT_BODY_MAX);
     kvb_assert(request->state == REQUEST_RECEIVED ||
                (request->state == REQUEST_ASKED && is->body_len == 0));
     drop_iov(request);
@@ -297,6 +301,12 @@ void kvt_tcp_answer_body(struct kvt_tcp_request *is, const void *text, uint32_t 
         answer(request, KVB_ERR_NO_MEMORY, NULL, 0, 0);
     }
 }
+
+static const struct kvt_request_ops request_ops = {
+    .receive = request_receive,
+    .answer = request_answer,
+    .answer_body = request_answer_body,
+};
 
 /* ---- what a lane asks and tells: receiving ---- */
 
@@ -432,7 +442,8 @@ static kvb_status_t on_proof(struct kvt_tcp_lane *lane, const uint8_t *proof)
                                    &identity_len);
     }
     if (status == KVB_OK) {
-        status = config->ops->opened(config->ctx, lane, &lane->session);
+        const struct kvt_lane who = {.from = lane->from, .features = lane->shake.features};
+        status = config->ops->opened(config->ctx, &who, &lane->session);
     }
     if (status != KVB_OK) {
         return refuse(lane, status);
@@ -610,7 +621,7 @@ kvb_status_t kvt_tcp_server_adopt(struct kvt_tcp_server *server, int fd)
     return status;
 }
 
-void kvt_tcp_server_stats(const struct kvt_tcp_server *server, struct kvt_tcp_stats *stats_p)
+void kvt_tcp_server_stats(const struct kvt_tcp_server *server, struct kvt_peer_stats *stats_p)
 {
     *stats_p = server->counted;
     stats_p->up = server->admitted > 0;
@@ -618,14 +629,4 @@ void kvt_tcp_server_stats(const struct kvt_tcp_server *server, struct kvt_tcp_st
     stats_p->heard_ns = server->totals.heard_ns;
     stats_p->bytes_sent = server->totals.bytes_sent;
     stats_p->bytes_received = server->totals.bytes_received;
-}
-
-uint64_t kvt_tcp_lane_features(const struct kvt_tcp_lane *lane)
-{
-    return lane->shake.features;
-}
-
-const char *kvt_tcp_lane_from(const struct kvt_tcp_lane *lane)
-{
-    return lane->from;
 }

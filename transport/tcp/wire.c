@@ -10,7 +10,7 @@
 /* Offsets as in the table of the header. */
 enum { AT_CHECK = 24, AT_STATUS = 28, AT_TEXT_LEN = 32, AT_BODY_LEN = 36, AT_TEXT = 40 };
 _Static_assert(AT_CHECK == KVB_FRAME_HEADER_LEN && AT_TEXT == TCP_HEAD_LEN, "the head is whole");
-_Static_assert(16ull + KVT_TCP_ASK_MAX + KVT_TCP_BODY_MAX + TCP_TRAILER_LEN <= UINT32_MAX,
+_Static_assert(16ull + KVT_ASK_MAX + KVT_BODY_MAX + TCP_TRAILER_LEN <= UINT32_MAX,
                "the longest frame has a length");
 
 static void put_u32(uint8_t *out, uint32_t value)
@@ -79,8 +79,7 @@ kvb_status_t tcp_head_unpack(const struct kvb_frame *frame, const uint8_t in[TCP
     };
     bool reply = (frame->flags & KVB_FRAME_REPLY) != 0;
     if (get_status(in + AT_STATUS, &head.status) != KVB_OK || head.text_len > text_max ||
-        head.body_len > KVT_TCP_BODY_MAX ||
-        frame->len != payload_len(head.text_len, head.body_len) ||
+        head.body_len > KVT_BODY_MAX || frame->len != payload_len(head.text_len, head.body_len) ||
         (head.status != KVB_OK && (!reply || head.body_len > 0))) {
         return KVB_ERR_PROTOCOL;
     }

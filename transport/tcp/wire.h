@@ -13,7 +13,7 @@
 /*
  * What travels on a lane. Every frame has the header of base/frame.h; integers are little endian.
  *
- * Questions (type: the node's own, 1 to KVT_TCP_TYPE_MAX) and their answers (same type and seq,
+ * Questions (type: the node's own, 1 to KVT_TYPE_MAX) and their answers (same type and seq,
  * flag REPLY):
  *
  *   offset      size  field

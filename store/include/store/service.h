@@ -19,7 +19,7 @@ struct kvs_service;
 struct kvs_service_config {
     struct kvb_sched *sched;
     struct kvs_share *share;
-    struct kvt_tcp_common tcp;
+    struct kvt_peer_common tcp;
     const char *name;
     uint64_t incarnation;
     uint64_t ticket_ms; /* how long a reader's ticket or a writer's attempt lasts; 0: 60 s */
@@ -36,7 +36,7 @@ KVB_MUST_USE kvb_status_t kvs_service_adopt(struct kvs_service *service, int fd)
 void kvs_service_drain(struct kvs_service *service);
 /* Any thread. Puts and gets that are not over yet. */
 uint32_t kvs_service_running(const struct kvs_service *service);
-void kvs_service_stats(const struct kvs_service *service, struct kvt_tcp_stats *stats_p);
+void kvs_service_stats(const struct kvs_service *service, struct kvt_peer_stats *stats_p);
 
 /* ---- remote: a node behind connections ---- */
 
@@ -68,7 +68,7 @@ KVB_MUST_USE kvb_status_t kvs_remote_create(const struct kvs_remote_config *conf
 void kvs_remote_destroy(struct kvs_node *node);
 /* kvt_tcp_peer_set_address, kvt_tcp_peer_stats. */
 KVB_MUST_USE kvb_status_t kvs_remote_set_address(struct kvs_node *node, const char *address);
-void kvs_remote_stats(struct kvs_node *node, struct kvt_tcp_stats *stats_p);
+void kvs_remote_stats(struct kvs_node *node, struct kvt_peer_stats *stats_p);
 void kvs_remote_status(struct kvs_node *node, struct kvs_remote_status *status_p);
 /* Calls in flight; any thread. */
 uint32_t kvs_remote_calls(struct kvs_node *node);
