@@ -112,6 +112,15 @@ static void ago(char *cell, const json_t *value)
     }
 }
 
+static void as_of(char *cell, const json_t *value)
+{
+    if (json_number_value(value) > 0) {
+        ago(cell, value);
+    } else {
+        (void)snprintf(cell, CELL_MAX, "now");
+    }
+}
+
 /* ---- the overview ---- */
 
 static void print_cluster(const json_t *cluster)
@@ -179,7 +188,8 @@ static void print_tenants(const json_t *tenants)
 
 static void print_instances(const json_t *instances)
 {
-    static const char *const head[] = {"NAME", "TENANT", "STATE", "VERSION", "SHARED AS", NULL};
+    static const char *const head[] = {"NAME",    "TENANT",    "STATE", "AS OF",
+                                       "VERSION", "SHARED AS", NULL};
     struct table table = {0};
     size_t i;
     const json_t *instance;
@@ -193,8 +203,9 @@ static void print_instances(const json_t *instances)
         text(row[0], json_object_get(instance, "instance"));
         text(row[1], json_object_get(instance, "tenant"));
         text(row[2], json_object_get(instance, "state"));
-        text(row[3], json_object_get(instance, "weight_version"));
-        text(row[4], json_object_get(instance, "weights_name"));
+        as_of(row[3], json_object_get(instance, "age_s"));
+        text(row[4], json_object_get(instance, "weight_version"));
+        text(row[5], json_object_get(instance, "weights_name"));
     }
     table_print("instances", &table);
     free(table.cells);

@@ -56,6 +56,7 @@ struct kvp_cluster {
     struct kvb_timer sample;
     bool reachable;
     bool was_reachable;
+    uint64_t away_ns; /* since when it is not, and was */
     /* once stopping */
     bool stopping;
     bool withdrawing;
@@ -400,6 +401,9 @@ static void on_quota(void *ctx, const char *tenant, uint64_t bytes)
 static void on_reachable(void *ctx, bool reachable)
 {
     struct kvp_cluster *cluster = ctx;
+    if (cluster->reachable && !reachable) {
+        cluster->away_ns = kvb_now_ns(cluster->params.sched->clock);
+    }
     cluster->reachable = reachable;
     cluster->was_reachable = cluster->was_reachable || reachable;
     if (reachable) {
@@ -695,6 +699,11 @@ bool kvp_cluster_reachable(const struct kvp_cluster *cluster)
 bool kvp_cluster_was_reachable(const struct kvp_cluster *cluster)
 {
     return cluster->was_reachable;
+}
+
+uint64_t kvp_cluster_away_ns(const struct kvp_cluster *cluster)
+{
+    return cluster->reachable ? 0 : cluster->away_ns;
 }
 
 bool kvp_cluster_alone(const struct kvp_cluster *cluster)

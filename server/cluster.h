@@ -51,6 +51,8 @@ void kvp_cluster_drain(struct kvp_cluster *cluster);
 bool kvp_cluster_alone(const struct kvp_cluster *cluster);
 bool kvp_cluster_reachable(const struct kvp_cluster *cluster); /* the coordinator */
 bool kvp_cluster_was_reachable(const struct kvp_cluster *cluster);
+/* Since when it cannot be reached; what it told is as old. 0: it can be, or never could. */
+uint64_t kvp_cluster_away_ns(const struct kvp_cluster *cluster);
 
 /* A node as this process sees it. */
 struct kvp_cluster_node {

@@ -83,37 +83,58 @@ static void insert(json_t *list, json_t *json)
     (void)json_array_insert_new(list, at, json);
 }
 
-static void add_instance(void *arg, const char *instance, const struct kvs_space *space,
-                         uint64_t token, const char *text)
+struct instances {
+    json_t *list;
+    double age_s; /* of what the coordinator told */
+};
+
+static json_t *instance_json(const char *instance, const char *tenant, const char *layout,
+                             uint64_t token, bool own, double age_s)
 {
-    json_t *list = arg;
-    json_t *json = json_pack("{s:s, s:s, s:s, s:I}", "instance", instance, "tenant", space->tenant,
-                             "layout", space->layout, "token", (json_int_t)token);
-    json_t *published = json_loads(text != NULL ? text : "", 0, NULL); /* of another version? */
+    return json_pack("{s:s, s:s, s:s, s:I, s:b, s:f}", "instance", instance, "tenant", tenant,
+                     "layout", layout, "token", (json_int_t)token, "own", own, "age_s", age_s);
+}
+
+/* Of this daemon: as it is now, whatever the coordinator was told. */
+static void add_own_instance(void *arg, const struct kvp_view *view)
+{
+    struct instances *instances = arg;
+    json_t *json = instance_json(view->instance, view->tenant, view->layout, 0, true, 0);
+    (void)json_object_update_missing_new(json, kvp_view_describe(view));
+    insert(instances->list, json);
+}
+
+/* The coordinator has it under that token. */
+static void complete_own(json_t *list, const struct kvs_instance_record *record)
+{
+    size_t i;
+    json_t *json;
+    json_array_foreach(list, i, json)
+    {
+        const char *name = json_string_value(json_object_get(json, "instance"));
+        if (json_is_true(json_object_get(json, "own")) && strcmp(name, record->instance) == 0) {
+            kvp_json_set_u64(json, "token", record->token);
+            kvp_json_set_text(json, "daemon", record->process);
+        }
+    }
+}
+
+static void add_instance(void *arg, const struct kvs_instance_record *record)
+{
+    struct instances *instances = arg;
+    if (record->own) {
+        complete_own(instances->list, record);
+        return;
+    }
+    json_t *json = instance_json(record->instance, record->space->tenant, record->space->layout,
+                                 record->token, false, instances->age_s);
+    kvp_json_set_text(json, "daemon", record->process);
+    json_t *published = json_loads(record->text, 0, NULL); /* of another version? */
     if (json_is_object(published)) {
         (void)json_object_update_missing(json, published);
     }
     json_decref(published);
-    insert(list, json);
-}
-
-/* What the coordinator has not been told yet, or cannot be. */
-static void add_own_instance(void *arg, const struct kvp_view *view)
-{
-    json_t *list = arg;
-    size_t i;
-    const json_t *known;
-    json_array_foreach(list, i, known)
-    {
-        const char *name = json_string_value(json_object_get(known, "instance"));
-        if (strcmp(name, view->instance) == 0) {
-            return;
-        }
-    }
-    json_t *json = json_pack("{s:s, s:s, s:s, s:i}", "instance", view->instance, "tenant",
-                             view->tenant, "layout", view->layout, "token", 0);
-    (void)json_object_update_missing_new(json, kvp_view_describe(view));
-    insert(list, json);
+    insert(instances->list, json);
 }
 
 static void count_node(void *arg, const struct kvp_cluster_node *node)
@@ -126,16 +147,21 @@ static void count_node(void *arg, const struct kvp_cluster_node *node)
 void kvp_read_cluster(struct kvp_control *control, struct kvp_request *request)
 {
     const struct kvp_control_config *config = &control->config;
-    json_t *instances = json_array();
+    uint64_t now_ns = kvb_now_ns(config->clock);
+    uint64_t away_ns = kvp_cluster_away_ns(config->cluster);
+    struct instances instances = {.list = json_array()};
     uint32_t counts[2] = {0, 0};
+    if (away_ns != 0 && now_ns > away_ns) {
+        instances.age_s = (double)(now_ns - away_ns) / 1e9;
+    }
     kvp_cluster_each_node(config->cluster, count_node, counts);
-    kvs_coordinator_each_instance(config->coordinator, add_instance, instances);
-    kvp_fleet_each(config->fleet, add_own_instance, instances);
+    kvp_fleet_each(config->fleet, add_own_instance, &instances);
+    kvs_coordinator_each_instance(config->coordinator, add_instance, &instances);
     kvp_control_reply(control, request, 200,
                       json_pack("{s:s, s:b, s:i, s:i, s:o}", "coordinator",
                                 kvp_cluster_alone(config->cluster) ? "embedded" : "etcd",
                                 "coordinator_reachable", kvp_cluster_reachable(config->cluster),
                                 "nodes", (int)counts[0], "nodes_up", (int)counts[1], "instances",
-                                instances),
+                                instances.list),
                       0);
 }

@@ -102,9 +102,8 @@ kvb_status_t kvs_member_publish(struct kvs_member *member, const char *text)
 }
 
 void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
-                                   void (*each)(void *arg, const char *instance,
-                                                const struct kvs_space *space, uint64_t token,
-                                                const char *text),
+                                   void (*each)(void *arg,
+                                                const struct kvs_instance_record *record),
                                    void *arg)
 {
     coordinator->ops->each_instance(coordinator, each, arg);

@@ -37,9 +37,7 @@ struct kvs_coordinator_ops {
                       struct kvs_coord_request *request);
     kvb_status_t (*publish)(struct kvs_member *member, const char *text);
     void (*each_instance)(struct kvs_coordinator *coordinator,
-                          void (*each)(void *arg, const char *instance,
-                                       const struct kvs_space *space, uint64_t token,
-                                       const char *text),
+                          void (*each)(void *arg, const struct kvs_instance_record *record),
                           void *arg);
 };
 

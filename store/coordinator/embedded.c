@@ -843,11 +843,9 @@ static kvb_status_t embedded_publish(struct kvs_member *base, const char *text)
     return KVB_OK;
 }
 
-static void embedded_each_instance(struct kvs_coordinator *base,
-                                   void (*each)(void *arg, const char *instance,
-                                                const struct kvs_space *space, uint64_t token,
-                                                const char *text),
-                                   void *arg)
+static void
+embedded_each_instance(struct kvs_coordinator *base,
+                       void (*each)(void *arg, const struct kvs_instance_record *record), void *arg)
 {
     (void)base, (void)each, (void)arg;
 }

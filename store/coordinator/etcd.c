@@ -690,9 +690,7 @@ static kvb_status_t etcd_watch(struct kvs_coordinator *base, const struct kvs_wa
 /* ---- for status ---- */
 
 static void etcd_each_instance(struct kvs_coordinator *base,
-                               void (*each)(void *arg, const char *instance,
-                                            const struct kvs_space *space, uint64_t token,
-                                            const char *text),
+                               void (*each)(void *arg, const struct kvs_instance_record *record),
                                void *arg)
 {
     const struct etcd *etcd = kvs_etcd_of(base);
@@ -702,8 +700,16 @@ static void etcd_each_instance(struct kvs_coordinator *base,
         json_t *root = json_loads(entry->value, 0, NULL);
         const char *instance = json_string_value(json_object_get(root, "instance"));
         const char *text = json_string_value(json_object_get(root, "text"));
+        const char *process = json_string_value(json_object_get(root, "process"));
+        const char *life = json_string_value(json_object_get(root, "life"));
         if (instance != NULL && split_space(entry->key, &space) != NULL) {
-            each(arg, instance, &space, entry->create_rev, text == NULL ? "{}" : text);
+            each(arg,
+                 &(struct kvs_instance_record){.instance = instance,
+                                               .space = &space,
+                                               .process = process == NULL ? "" : process,
+                                               .own = life != NULL && strcmp(life, etcd->id) == 0,
+                                               .token = entry->create_rev,
+                                               .text = text == NULL ? "{}" : text});
         }
         json_decref(root);
     }

@@ -41,8 +41,9 @@ static const char *name_key(const struct op *op, char out[KVS_ETCD_KEY_MAX])
 
 static char *record_text(const struct member *member)
 {
-    json_t *record = json_pack("{s:s, s:s}", "instance", member->instance, "process",
-                               kvs_etcd_of(member->base.coordinator)->process);
+    const struct etcd *etcd = kvs_etcd_of(member->base.coordinator);
+    json_t *record = json_pack("{s:s, s:s, s:s}", "instance", member->instance, "process",
+                               etcd->process, "life", etcd->id);
     bool ok = record != NULL;
     if (ok && member->text != NULL) {
         ok = json_object_set_new(record, "text", json_string(member->text)) == 0;

@@ -65,10 +65,9 @@ static void see_name(void *arg, const struct kvs_space *space, const char *name,
 {
     (void)arg, (void)space, (void)name, (void)lineage, (void)members;
 }
-static void see_instance(void *arg, const char *instance, const struct kvs_space *space,
-                         uint64_t token, const char *text)
+static void see_instance(void *arg, const struct kvs_instance_record *record)
 {
-    (void)arg, (void)instance, (void)space, (void)token, (void)text;
+    (void)arg, (void)record;
 }
 static kvb_status_t see_kv(void *ctx, const struct kvs_kv *kv)
 {

@@ -179,11 +179,17 @@ class Cluster(harness.Case):
         code, answer = store.get("/readyz")
         self.assertEqual(code, 503)
         self.assertIn("etcd has not been reached", answer["reasons"][0])
+        other = self.cluster_daemon(etcd, name="other")
+        far = self.engine(other, "b", "--fingerprint")
         self.right(engine.run(0, 5))
         self.assertIn("(CANNOT BE REACHED)", self.status(daemon).stdout)
         etcd.restart()
         self.up(daemon, "store-0")
         self.named(daemon, "a")
+        self.named(other, "b")
+        harness.until("b is known", lambda: any(
+            i["instance"] == "b" and i.get("state") == "serving"
+            for i in daemon.get("/v1/kvplane/cluster")[1]["instances"]))
         harness.until("ready", lambda: store.get("/readyz")[0] == 200)
         self.assertGreater(self.right(engine.run(5, 20))["stored"], 0)
 
@@ -193,10 +199,16 @@ class Cluster(harness.Case):
         self.assertEqual(nodes(daemon)["store-0"]["state"], "up", "nobody is gone")
         answer = daemon.ok("/sleep?level=1")
         self.assertEqual(answer["status"], "sleeping")
+        shown = {i["instance"]: i for i in daemon.get("/v1/kvplane/cluster")[1]["instances"]}
+        self.assertEqual((shown["a"]["own"], shown["a"]["state"], shown["a"]["age_s"]),
+                         (True, "asleep", 0))
+        self.assertEqual((shown["b"]["own"], shown["b"]["state"]), (False, "serving"))
+        self.assertGreater(shown["b"]["age_s"], 0)
+        self.assertRegex(self.status(daemon).stdout, r"(?m)^  b +default +serving +[\d.]+ s ago ")
         self.assertEqual(daemon.ok("/wake_up")["status"], "awake")
         etcd.restart()
         self.named(daemon, "a")
-        self.clean(engine, daemon, store)
+        self.clean(engine, far, daemon, other, store)
 
     def test_a_wrong_secret_is_refused_and_the_log_says_so(self):
         def secret(name, text):

@@ -166,18 +166,27 @@ void kvs_coordinator_each_name(struct kvs_coordinator *coordinator,
 }
 
 void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
-                                   void (*each)(void *arg, const char *instance,
-                                                const struct kvs_space *space, uint64_t token,
-                                                const char *text),
+                                   void (*each)(void *arg,
+                                                const struct kvs_instance_record *record),
                                    void *arg)
 {
     const struct kvs_space space = {"default", "layout-1"};
     if (coordinator->instance_text != NULL) {
-        each(arg, coordinator->instance_name != NULL ? coordinator->instance_name : "far", &space,
-             7, coordinator->instance_text);
+        each(arg, &(struct kvs_instance_record){.instance = coordinator->instance_name != NULL
+                                                                ? coordinator->instance_name
+                                                                : "far",
+                                                .space = &space,
+                                                .process = "host/1",
+                                                .own = coordinator->instance_own,
+                                                .token = 7,
+                                                .text = coordinator->instance_text});
     }
     if (coordinator->instance_again != NULL) {
-        each(arg, coordinator->instance_again, &space, 8, "{}");
+        each(arg, &(struct kvs_instance_record){.instance = coordinator->instance_again,
+                                                .space = &space,
+                                                .process = "host/2",
+                                                .token = 8,
+                                                .text = "{}"});
     }
 }
 
@@ -190,8 +199,12 @@ bool kvp_cluster_alone(const struct kvp_cluster *cluster)
 
 bool kvp_cluster_reachable(const struct kvp_cluster *cluster)
 {
-    (void)cluster;
-    return true;
+    return cluster->away_ns == 0;
+}
+
+uint64_t kvp_cluster_away_ns(const struct kvp_cluster *cluster)
+{
+    return cluster->away_ns;
 }
 
 void kvp_cluster_each_node(struct kvp_cluster *cluster,

@@ -54,10 +54,10 @@ struct kvs_coordinator {
     uint32_t nresets;
     char reset_tenant[KVB_NAME_MAX];
     uint64_t reset_deadline_ns;
-    const char *instance_name;
-    const char *instance_again;
-    /* another one that it tells of */ /* of the one instance of the cluster; NULL: far */
-    const char *instance_text;         /* of it; NULL: there is none */
+    const char *instance_text;  /* of the one instance that it tells of; NULL: there is none */
+    const char *instance_name;  /* NULL: far */
+    bool instance_own;          /* this process told it */
+    const char *instance_again; /* another one that it tells of; NULL: none */
 };
 /* Ends every reset in progress. */
 void fake_coordinator_finish(struct kvs_coordinator *coordinator, kvb_status_t status);
@@ -69,6 +69,7 @@ struct kvp_cluster {
     uint32_t ntenants;
     uint32_t silent;
     bool etcd;
+    uint64_t away_ns;                              /* 0: it can be reached */
     kvb_status_t status;                           /* of every question */
     struct kvp_cluster_tenants *asks[FAKE_RESETS]; /* not answered yet */
     uint32_t nasks;

@@ -662,6 +662,22 @@ Test(cluster, it_stops_when_the_share_is_withdrawn)
     cr_expect_eq(kvp_cluster_ask_tenants(cluster, 1, &gathered.ask), KVB_ERR_CANCELED);
 }
 
+Test(cluster, what_the_coordinator_told_is_as_old_as_it_is_away)
+{
+    make(true, true);
+    cr_expect_eq(kvp_cluster_away_ns(cluster), 0, "it never told anything");
+    watch->reachable(watch_ctx, true);
+    cr_expect_eq(kvp_cluster_away_ns(cluster), 0);
+    sim_advance(&sim, 5);
+    uint64_t went_ns = kvb_now_ns(sim.sched.clock);
+    watch->reachable(watch_ctx, false);
+    sim_advance(&sim, 5);
+    watch->reachable(watch_ctx, false); /* said again */
+    cr_expect_eq(kvp_cluster_away_ns(cluster), went_ns);
+    watch->reachable(watch_ctx, true);
+    cr_expect_eq(kvp_cluster_away_ns(cluster), 0);
+}
+
 Test(cluster, a_silent_etcd_holds_nobody_up)
 {
     make(true, true);

@@ -838,24 +838,45 @@ Test(control, the_cluster_is_shown_with_the_instances_of_all_daemons)
     expect_body(&asked, 200,
                 "{\"coordinator\":\"etcd\",\"coordinator_reachable\":true,\"nodes\":2,"
                 "\"nodes_up\":1,\"instances\":[{\"instance\":\"engine-0\",\"tenant\":\"default\","
-                "\"layout\":\"layout-1\",\"token\":0,\"state\":\"serving\"},"
+                "\"layout\":\"layout-1\",\"token\":0,\"own\":true,\"age_s\":0.0,"
+                "\"state\":\"serving\"},"
                 "{\"instance\":\"far\",\"tenant\":\"default\",\"layout\":\"layout-1\","
-                "\"token\":7,\"state\":\"serving\"}]}");
-    coordinator.instance_name = "engine-0"; /* known already: not shown twice */
-    prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
-    go(&asked);
-    cr_expect_eq(json_array_size(json_object_get(asked.body, "instances")), 1);
-    json_decref(asked.body);
+                "\"token\":7,\"own\":false,\"age_s\":0.0,\"daemon\":\"host/1\","
+                "\"state\":\"serving\"}]}");
     coordinator.instance_again = "\xff"; /* no text: not shown */
     prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
     go(&asked);
-    cr_expect_eq(json_array_size(json_object_get(asked.body, "instances")), 1);
+    cr_expect_eq(json_array_size(json_object_get(asked.body, "instances")), 2);
     json_decref(asked.body);
     coordinator.instance_text = "not json";
     prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
     go(&asked);
     cr_expect_eq(asked.http_status, 200);
     json_decref(asked.body);
+}
+
+Test(control, while_the_coordinator_is_away_own_instances_are_live_and_others_as_old_as_they_are)
+{
+    struct asked asked;
+
+    /* What it was told last of our own is old; a stranger of the same name is somebody else. */
+    coordinator.instance_name = "engine-0";
+    coordinator.instance_text = "{\"state\":\"busy\"}";
+    coordinator.instance_own = true;
+    coordinator.instance_again = "engine-0";
+    cluster.etcd = true;
+    cluster.away_ns = 98 * KVB_NS_PER_S;
+    fleet.views[0].is_sleeping = true;
+    prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
+    go(&asked);
+    expect_body(&asked, 200,
+                "{\"coordinator\":\"etcd\",\"coordinator_reachable\":false,\"nodes\":0,"
+                "\"nodes_up\":0,\"instances\":[{\"instance\":\"engine-0\",\"tenant\":\"default\","
+                "\"layout\":\"layout-1\",\"token\":8,\"own\":false,\"age_s\":2.0,"
+                "\"daemon\":\"host/2\"},"
+                "{\"instance\":\"engine-0\",\"tenant\":\"default\",\"layout\":\"layout-1\","
+                "\"token\":7,\"own\":true,\"age_s\":0.0,\"state\":\"asleep\","
+                "\"daemon\":\"host/1\"}]}");
 }
 
 /* ---- limits and the end ---- */

@@ -937,18 +937,19 @@ Test(etcd, quotas_are_told_and_taken_back)
 struct seen {
     uint32_t n;
     uint64_t token;
+    bool own;
     char instance[64], text[1200], tenant[64], layout[256];
 };
-static void see(void *arg, const char *instance, const struct kvs_space *space, uint64_t token,
-                const char *text)
+static void see(void *arg, const struct kvs_instance_record *record)
 {
     struct seen *seen = arg;
     seen->n++;
-    seen->token = token;
-    (void)snprintf(seen->instance, sizeof seen->instance, "%s", instance);
-    (void)snprintf(seen->text, sizeof seen->text, "%s", text);
-    (void)snprintf(seen->tenant, sizeof seen->tenant, "%s", space->tenant);
-    (void)snprintf(seen->layout, sizeof seen->layout, "%s", space->layout);
+    seen->token = record->token;
+    seen->own = record->own;
+    (void)snprintf(seen->instance, sizeof seen->instance, "%s", record->instance);
+    (void)snprintf(seen->text, sizeof seen->text, "%s", record->text);
+    (void)snprintf(seen->tenant, sizeof seen->tenant, "%s", record->space->tenant);
+    (void)snprintf(seen->layout, sizeof seen->layout, "%s", record->space->layout);
 }
 static struct seen seen_by(struct process *process)
 {
@@ -977,6 +978,8 @@ Test(etcd, instances_show_their_state_and_a_token_that_grows)
     cr_assert_str_eq(first.tenant, "t");
     cr_assert_str_eq(first.layout, "l");
     cr_assert_gt(first.token, 0);
+    cr_assert_not(first.own, "another process told it");
+    cr_assert(seen_by(&p).own);
     for (int i = 0; i < 20; i++) {
         char text[64];
         (void)snprintf(text, sizeof text, "{\"version\":\"%d \\\" \"}", i);

@@ -145,12 +145,20 @@ void kvs_coordinator_set_quota(struct kvs_coordinator *coordinator, const char *
 /* An instance as status shows it: its member's state, kept with its lease. text: JSON, at most 1
  * KiB; the last one counts. Kept up by itself. */
 KVB_MUST_USE kvb_status_t kvs_member_publish(struct kvs_member *member, const char *text);
-/* For status: every instance of the cluster that the coordinator knows of (here: since the last
- * time it could be reached). token: its fencing token, larger for each later life. */
+/* An instance of the cluster, as its process last told the coordinator. */
+struct kvs_instance_record {
+    const char *instance;
+    const struct kvs_space *space;
+    const char *process; /* of its daemon, for people */
+    bool own;            /* this process told it */
+    uint64_t token;      /* its fencing token, larger for each later life */
+    const char *text;    /* published; "{}": nothing yet */
+};
+/* For status: every instance that the coordinator knows of; while it cannot be reached, as it was
+ * then. */
 void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
-                                   void (*each)(void *arg, const char *instance,
-                                                const struct kvs_space *space, uint64_t token,
-                                                const char *text),
+                                   void (*each)(void *arg,
+                                                const struct kvs_instance_record *record),
                                    void *arg);
 
 /* ---- etcd ---- */
