@@ -177,6 +177,7 @@ static double dead(uint64_t objects)
 int main(int argc, char **argv)
 {
     uint64_t most = argc > 1 ? strtoull(argv[1], NULL, 10) : 10000000;
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* it takes minutes */
     rig_etcd_start(&etcd, 3);
     rig_store_start(&stores[0], "a", &etcd, "4GiB");
     rig_store_start(&stores[1], "b", &etcd, "4GiB");

@@ -336,3 +336,36 @@ Test(share, its_owner_is_poked_once_for_what_it_does_not_know)
     free(lookup);
     kvs_share_destroy(share);
 }
+
+static uint64_t reclaimed(struct kvs_share *share)
+{
+    struct kvs_share_stats stats;
+    kvs_share_stats(share, &stats);
+    return stats.core.reclaimed;
+}
+
+Test(share, reclaiming_leaves_the_loop_and_the_locks_to_readers_between_its_steps)
+{
+    enum { OBJECTS = 8000, STEP_MAX = 256 };
+    struct test_store store;
+    open_store(&store, 1);
+    struct kvs_core_where where = where_of(store.share, &space);
+    for (int i = 0; i < OBJECTS; i++) {
+        char key[8];
+        (void)snprintf(key, sizeof key, "%d", i);
+        cr_assert_eq(put(store.share, &where, key, 16), KVB_OK);
+    }
+    kvs_share_clear(store.share);
+    for (uint64_t before = 0, now, ms = 0; before < OBJECTS; before = now, ms++) {
+        cr_assert_lt(ms, 2 * OBJECTS / STEP_MAX, "it comes back all the same");
+        sim_settle(&store.sim);
+        for (int i = 0; i < 3; i++) { /* also where its loop is woken all the time */
+            kvs_keeper_woken(&store.keeper);
+            sim_settle(&store.sim);
+        }
+        now = reclaimed(store.share);
+        cr_assert_leq(now - before, STEP_MAX, "%lu in %lu ms", now, ms);
+        sim_advance(&store.sim, 1);
+    }
+    test_store_close(&store);
+}

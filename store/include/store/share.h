@@ -153,7 +153,8 @@ uint64_t kvs_share_upkeep(struct kvs_share *share, uint64_t now_ns);
 void kvs_share_on_poke(struct kvs_share *share, void (*poked)(void *ctx), void *ctx);
 
 /*
- * Drives a share's upkeep on one loop, a step a turn. wake is called from any thread that uses the
+ * Drives a share's upkeep on one loop, a step at a time with a rest after each, so that readers do
+ * not feel it. wake is called from any thread that uses the
  * share and makes the loop thread call kvs_keeper_woken() soon; if that is the only thread, it may
  * do so itself. Start and stop while no other thread uses the share.
  */
@@ -162,6 +163,7 @@ struct kvs_keeper {
     struct kvb_sched *sched;
     struct kvb_event step;
     struct kvb_timer due;
+    bool resting; /* more is to be done, when it is due */
 };
 void kvs_keeper_start(struct kvs_keeper *keeper, struct kvs_share *share, struct kvb_sched *sched,
                       void (*wake)(void *ctx), void *ctx);
