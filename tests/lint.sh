@@ -28,7 +28,7 @@ for header in "${headers[@]}"; do
     gcc -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -fsyntax-only -iquote "$(dirname "$header")" "${private[@]}" "${includes[@]}" \
         -x c "$header" || note "$header does not compile alone"
 done
-shellcheck dev .ci/run "${scripts[@]}" || note "shellcheck"
+shellcheck dev .ci/run tests/rdma-vm/run "${scripts[@]}" || note "shellcheck"
 # ctuuninitvar: takes an output argument for an input. signConversion: +1 and -1 on unsigned counters are meant.
 cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --enable=warning,portability \
     --suppress=ctuuninitvar --suppress=signConversion "${includes[@]}" \
