@@ -406,3 +406,8 @@ uint32_t kvt_region_refs(const struct kvt_region *region)
 {
     return region->refs;
 }
+
+uint64_t kvt_region_pinned(const struct kvt_region *region)
+{
+    return region->pinned_bytes;
+}

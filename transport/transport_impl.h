@@ -34,6 +34,7 @@ struct kvt_region {
     /* What transfers go through: map, but for the stale registration of a fault run. */
     void *target;
     uint32_t refs;
+    uint64_t pinned_bytes; /* the transports' that pin */
 
     /* draining only */
     bool quiescing; /* past the drain deadline: its transfers were cancelled */

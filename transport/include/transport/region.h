@@ -102,5 +102,8 @@ void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns
 const struct kvt_region_desc *kvt_region_desc(const struct kvt_region *region);
 enum kvt_region_state kvt_region_state(const struct kvt_region *region);
 uint32_t kvt_region_refs(const struct kvt_region *region); /* transfers that name it */
+/* Bytes that a registration keeps in memory (KVT_CAP_PINS_MEMORY), each as often as it is
+ * registered; 0: none. */
+uint64_t kvt_region_pinned(const struct kvt_region *region);
 
 #endif
