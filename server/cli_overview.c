@@ -8,7 +8,7 @@
 
 /* ---- tables ---- */
 
-enum { COLUMNS_MAX = 9, CELL_MAX = 72 };
+enum { COLUMNS_MAX = 10, CELL_MAX = 72 };
 
 struct table {
     size_t columns;
@@ -136,8 +136,9 @@ static void print_cluster(const json_t *cluster)
 
 static void print_nodes(const json_t *nodes)
 {
-    static const char *const head[] = {"NAME",    "ADDRESS", "STATE", "CAPACITY",  "USED",
-                                       "OBJECTS", "PUT",     "GET",   "LAST SEEN", NULL};
+    static const char *const head[] = {"NAME",     "ADDRESS",   "STATE",   "BY",
+                                       "CAPACITY", "USED",      "OBJECTS", "PUT",
+                                       "GET",      "LAST SEEN", NULL};
     struct table table = {0};
     size_t i;
     const json_t *node;
@@ -151,12 +152,13 @@ static void print_nodes(const json_t *nodes)
         text(row[0], json_object_get(node, "name"));
         text(row[1], json_object_get(node, "address"));
         text(row[2], json_object_get(node, "state"));
-        bytes(row[3], json_object_get(node, "capacity_bytes"));
-        bytes(row[4], json_object_get(node, "used_bytes"));
-        count(row[5], json_object_get(node, "objects"));
-        rate(row[6], node, "puts_per_s", "put_bytes_per_s");
-        rate(row[7], node, "gets_per_s", "get_bytes_per_s");
-        ago(row[8], json_object_get(node, "last_seen_s"));
+        text(row[3], json_object_get(node, "transport"));
+        bytes(row[4], json_object_get(node, "capacity_bytes"));
+        bytes(row[5], json_object_get(node, "used_bytes"));
+        count(row[6], json_object_get(node, "objects"));
+        rate(row[7], node, "puts_per_s", "put_bytes_per_s");
+        rate(row[8], node, "gets_per_s", "get_bytes_per_s");
+        ago(row[9], json_object_get(node, "last_seen_s"));
     }
     table_print("nodes", &table);
     free(table.cells);

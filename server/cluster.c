@@ -23,7 +23,11 @@ struct place {
     struct kvs_node_record record;
     struct kvs_node *node; /* NULL: not used */
     bool own;
-    bool says_draining;    /* the node itself, which may be sooner than the coordinator */
+    bool says_draining; /* the node itself, which may be sooner than the coordinator */
+    struct {
+        bool up;
+        kvb_status_t why;
+    } told[KVS_WAYS_MAX];  /* what was logged of its ways */
     bool removed;          /* leaving: the client has let go */
     uint32_t asks;         /* questions for tenants under way */
     struct kvb_event gone; /* nothing of it is under way: freed, not inside its own callbacks */
@@ -251,11 +255,32 @@ static void place_set(const struct place *place)
     }
 }
 
+/* A way that came, or went, is told once. */
+static void tell_ways(struct place *place, struct kvs_node *node, const char *used)
+{
+    struct kvs_way_status way;
+    for (uint32_t i = 0; kvs_remote_way(node, i, &way); i++) {
+        if (way.up == place->told[i].up && way.why == place->told[i].why) {
+            continue;
+        }
+        if (way.up) {
+            KVB_LOG(INFO, "store node reached", KVB_STR("node", place->record.name),
+                    KVB_STR("transport", way.by), KVB_STR("used", used != NULL ? used : "none"));
+        } else {
+            KVB_LOG(WARN, "store node cannot be reached", KVB_STR("node", place->record.name),
+                    KVB_STR("transport", way.by), KVB_STATUS(way.why),
+                    KVB_STR("used", used != NULL ? used : "none"));
+        }
+        place->told[i].up = way.up;
+        place->told[i].why = way.why;
+    }
+}
+
 static void on_remote_changed(void *ctx, struct kvs_node *node,
                               const struct kvs_remote_status *status)
 {
     struct place *place = ctx;
-    (void)node;
+    tell_ways(place, node, status->by);
     if (place->says_draining != status->draining) {
         place->says_draining = status->draining;
         if (find_place(place->cluster, place->record.name) == place) { /* not leaving */
@@ -271,10 +296,12 @@ static void place_use(struct place *place)
     if (params->client == NULL || place->node != NULL || place->own) {
         return;
     }
+    const struct kvt_tcp_peer_config tcp = {.common = params->common,
+                                            .address = place->record.address};
     const struct kvs_remote_config remote = {
         .sched = params->sched,
         .regions = params->regions,
-        .peer = {.common = params->tcp, .address = place->record.address},
+        .ways = {{&kvs_by_tcp, &tcp}},
         .changed = on_remote_changed,
         .ctx = place,
     };
@@ -324,7 +351,8 @@ static struct place *place_add(struct kvp_cluster *cluster, const struct kvs_nod
 
 static bool same_life(const struct kvs_node_record *a, const struct kvs_node_record *b)
 {
-    return a->incarnation == b->incarnation && strcmp(a->address, b->address) == 0;
+    return a->incarnation == b->incarnation && strcmp(a->address, b->address) == 0 &&
+           strcmp(a->rdma, b->rdma) == 0;
 }
 
 static void on_own_record(const struct kvp_cluster *cluster, const struct kvs_node_record *record)
@@ -430,6 +458,7 @@ static void read_status(const struct place *place, struct kvs_remote_status *sta
         struct kvs_share_stats stats;
         kvs_share_stats(cluster->params.share, &stats);
         *status_p = (struct kvs_remote_status){.up = true,
+                                               .by = "local",
                                                .draining = place->record.draining,
                                                .incarnation = place->record.incarnation,
                                                .heard_ns = kvb_now_ns(cluster->params.sched->clock),
@@ -531,10 +560,13 @@ static void show(const struct place *place, bool there)
 
 static void show_connections(const struct place *place)
 {
-    struct kvt_peer_stats stats;
-    if (place->cluster->params.metrics != NULL && place->node != NULL && !place->own) {
-        kvs_remote_stats(place->node, &stats);
-        kvp_metrics_tcp(place->cluster->params.metrics, place->record.name, &stats);
+    struct kvb_metrics *metrics = place->cluster->params.metrics;
+    struct kvs_way_status way;
+    if (metrics == NULL || place->node == NULL || place->own) {
+        return;
+    }
+    for (uint32_t i = 0; kvs_remote_way(place->node, i, &way); i++) {
+        kvp_metrics_peer(metrics, place->record.name, way.by, &way.stats);
     }
 }
 

@@ -26,7 +26,7 @@ struct kvp_cluster_params {
     struct kvs_client *client;
     struct kvs_node *local; /* the own share for it; NULL: none */
     struct kvt_regions *regions;
-    struct kvt_peer_common tcp;
+    struct kvt_peer_common common;
     struct kvb_metrics *metrics; /* the families of metrics.h about nodes; NULL: none */
 };
 

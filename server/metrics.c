@@ -8,8 +8,8 @@ const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT] = {
 #undef X
 };
 
-void kvp_metrics_tcp(struct kvb_metrics *metrics, const char *node,
-                     const struct kvt_peer_stats *stats)
+void kvp_metrics_peer(struct kvb_metrics *metrics, const char *node, const char *transport,
+                      const struct kvt_peer_stats *stats)
 {
     const struct {
         const char *event;
@@ -20,7 +20,9 @@ void kvp_metrics_tcp(struct kvb_metrics *metrics, const char *node,
 #undef X
     };
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
-        const char *values[] = {node, events[i].event};
-        kvb_series_set(kvb_series(metrics, KVP_M_TCP, values), (double)events[i].n);
+        const char *values[] = {node, transport, events[i].event};
+        kvb_series_set(kvb_series(metrics, KVP_M_CONNECTIONS, values), (double)events[i].n);
     }
+    const char *values[] = {node, transport};
+    kvb_series_set(kvb_series(metrics, KVP_M_LANES, values), stats->lanes);
 }

@@ -3,7 +3,7 @@
 #define SERVER_METRICS_H
 
 #include "base/metrics.h"
-#include "transport/tcp.h"
+#include "transport/peer.h"
 
 /*
  * Every family that /metrics shows, once: enum, name, type, help and labels are made from this
@@ -86,10 +86,14 @@
       "node")                                                                                      \
     X(NODE_FAILURES, COUNTER, "kvplane_node_calls_failed_total",                                   \
       "Calls that failed by the fault of the node.", "node")                                       \
-    X(TCP, COUNTER, "kvplane_tcp_total",                                                           \
-      "What happened on the connections to a store node; node `-`: on those of others to the "     \
-      "share of this process.",                                                                    \
-      "node", "event")                                                                             \
+    X(CONNECTIONS, COUNTER, "kvplane_connections_total",                                           \
+      "What happened on the connections to a store node, by what carries them; node `-`: on "      \
+      "those of others to the share of this process.",                                             \
+      "node", "transport", "event")                                                                \
+    X(LANES, GAUGE, "kvplane_connections",                                                         \
+      "Connections to a store node that are admitted now, by what carries them; node `-`: those "  \
+      "of others.",                                                                                \
+      "node", "transport")                                                                         \
     X(NODE_REQUESTS, GAUGE, "kvplane_node_requests_running",                                       \
       "Requests of other processes for the share, not answered yet.")                              \
     X(HTTP_REQUESTS, COUNTER, "kvplane_http_requests_total", "HTTP requests answered.", "route",   \
@@ -105,8 +109,8 @@ enum kvp_metric {
 };
 extern const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT];
 
-/* The family TCP, of one node. */
-void kvp_metrics_tcp(struct kvb_metrics *metrics, const char *node,
-                     const struct kvt_peer_stats *stats);
+/* The families CONNECTIONS and LANES, of one node and what carries them (tcp, rdma). */
+void kvp_metrics_peer(struct kvb_metrics *metrics, const char *node, const char *transport,
+                      const struct kvt_peer_stats *stats);
 
 #endif

@@ -179,7 +179,8 @@ static kvb_status_t read_secret(const char *key, const char *path, char *out, si
     return KVB_OK;
 }
 
-kvb_status_t kvp_program_tcp(const struct kvp_cluster_config *config, struct kvt_peer_common *tcp_p)
+kvb_status_t kvp_program_common(const struct kvp_cluster_config *config,
+                                struct kvt_peer_common *common_p)
 {
     char secret[KVT_SECRET_MAX + 1];
     uint32_t len = 0;
@@ -188,8 +189,8 @@ kvb_status_t kvp_program_tcp(const struct kvp_cluster_config *config, struct kvt
             ? KVB_OK
             : read_secret("secret-file", config->secret_file, secret, sizeof secret, &len);
     if (status == KVB_OK) {
-        *tcp_p = (struct kvt_peer_common){.net = tcp_p->net, .secret_len = len};
-        memcpy(tcp_p->secret, secret, len);
+        *common_p = (struct kvt_peer_common){.net = common_p->net, .secret_len = len};
+        memcpy(common_p->secret, secret, len);
     }
     explicit_bzero(secret, sizeof secret);
     return status;

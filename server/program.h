@@ -37,8 +37,8 @@ KVB_MUST_USE kvb_status_t kvp_program_http(const struct kvp_program_rest *rest,
 
 /* Secret and bounds of connections between processes of the cluster; net is left alone. INVALID,
  * IO: the secret file; logged. */
-KVB_MUST_USE kvb_status_t kvp_program_tcp(const struct kvp_cluster_config *config,
-                                          struct kvt_peer_common *tcp_p);
+KVB_MUST_USE kvb_status_t kvp_program_common(const struct kvp_cluster_config *config,
+                                             struct kvt_peer_common *common_p);
 /* The coordinator of the cluster; etcd may be away. grace_ms: of names. INVALID, IO (password
  * file), NO_MEMORY; logged. */
 KVB_MUST_USE kvb_status_t kvp_program_etcd(const struct kvp_cluster_config *config,

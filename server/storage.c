@@ -107,7 +107,7 @@ static kvb_status_t create_alone(struct kvp_storage *storage)
 /* The own share is served to the others. */
 static kvb_status_t create_server(struct kvp_storage *storage,
                                   const struct kvp_cluster_config *cluster,
-                                  const struct kvt_peer_common *tcp)
+                                  const struct kvt_peer_common *common)
 {
     const struct kvp_config *config = storage->config;
     char address[KVP_ADDRESS_MAX];
@@ -123,7 +123,7 @@ static kvb_status_t create_server(struct kvp_storage *storage,
         .share = storage->share,
         .listener = listener,
         .threads = (uint32_t)config->io_threads,
-        .tcp = *tcp,
+        .common = *common,
         .name = storage->record.name,
         .incarnation = storage->record.incarnation,
         .ticket_ms = kvb_fault_run() ? 0 : config->transfer_bound,
@@ -155,11 +155,11 @@ static kvb_status_t create_in_cluster(struct kvp_storage *storage)
     (void)snprintf(process + strlen(process), 24, "/%ld", (long)getpid());
     kvb_status_t status = kvt_net_kernel_create(io, 0, &storage->net);
     if (status == KVB_OK) {
-        status = kvp_program_tcp(&cluster, &params.tcp);
-        params.tcp.net = storage->net;
+        status = kvp_program_common(&cluster, &params.common);
+        params.common.net = storage->net;
     }
     if (status == KVB_OK && storage->share != NULL) {
-        status = create_server(storage, &cluster, &params.tcp);
+        status = create_server(storage, &cluster, &params.common);
         params.own = storage->record;
     }
     if (status == KVB_OK) {
@@ -170,7 +170,7 @@ static kvb_status_t create_in_cluster(struct kvp_storage *storage)
         params.coordinator = storage->coordinator;
         status = kvp_cluster_create(&params, &storage->cluster);
     }
-    explicit_bzero(&params.tcp, sizeof params.tcp);
+    explicit_bzero(&params.common, sizeof params.common);
     return status;
 }
 
@@ -181,7 +181,7 @@ static void on_collect(void *ctx)
     struct kvt_peer_stats stats;
     if (storage->server != NULL) {
         kvp_server_stats(storage->server, &stats);
-        kvp_metrics_tcp(storage->metrics, "-", &stats);
+        kvp_metrics_peer(storage->metrics, "-", "tcp", &stats);
         kvb_series_set(kvb_series0(storage->metrics, KVP_M_NODE_REQUESTS),
                        kvp_server_running(storage->server));
     }

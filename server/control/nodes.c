@@ -35,6 +35,8 @@ static void add_node(void *arg, const struct kvp_cluster_node *node)
         node->get_bytes, "sick_times", (json_int_t)node->sick_times, "calls",
         (json_int_t)node->calls, "calls_failed", (json_int_t)node->failures);
     kvp_json_set_text(json, "address", node->record->address);
+    kvp_json_set_text(json, "rdma_address", node->record->rdma);
+    kvp_json_set_text(json, "transport", status->by);
     (void)json_object_set_new(json, "last_seen_s",
                               status->heard_ns == 0 ? json_null()
                               : status->heard_ns > now_ns

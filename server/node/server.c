@@ -170,14 +170,14 @@ static kvb_status_t prepare(struct worker *worker, const struct kvp_server_confi
     }
     struct kvs_service_config service = {.sched = kvp_loop_sched(worker->loop),
                                          .share = config->share,
-                                         .tcp = config->tcp,
+                                         .common = config->common,
                                          .name = worker->server->name,
                                          .incarnation = config->incarnation,
                                          .ticket_ms = config->ticket_ms,
                                          .hold_ms = config->hold_ms,
                                          .lanes_max = config->lanes_max,
                                          .lanes_each_max = config->lanes_each_max};
-    service.tcp.net = worker->net;
+    service.common.net = worker->net;
     return kvs_service_create(&service, &worker->service);
 }
 

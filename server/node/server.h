@@ -19,8 +19,8 @@ struct kvp_server_config {
     struct kvs_share *share;
     int listener; /* listens, does not block; taken on OK */
     uint32_t threads;
-    struct kvt_peer_common tcp; /* net: each thread's own */
-    const char *name;           /* of the node; copied */
+    struct kvt_peer_common common; /* net: each thread's own */
+    const char *name;              /* of the node; copied */
     uint64_t incarnation;
     uint64_t ticket_ms, hold_ms;
     uint32_t lanes_max, lanes_each_max; /* of each thread */

@@ -251,7 +251,7 @@ static void on_collect(void *ctx)
     struct kvp_store *store = ctx;
     struct kvt_peer_stats stats;
     kvp_server_stats(store->server, &stats);
-    kvp_metrics_tcp(store->metrics, "-", &stats);
+    kvp_metrics_peer(store->metrics, "-", "tcp", &stats);
     kvb_series_set(kvb_series0(store->metrics, KVP_M_ETCD_REACHABLE),
                    atomic_load(&store->etcd_reachable));
     kvb_series_set(kvb_series0(store->metrics, KVP_M_NODE_REQUESTS),
@@ -299,10 +299,10 @@ static kvb_status_t create_server(struct kvp_store *store)
 {
     const struct kvp_store_config *config = store->config;
     const struct kvp_cluster_config cluster = kvp_store_config_cluster(config);
-    struct kvt_peer_common tcp = {.net = NULL};
+    struct kvt_peer_common common = {.net = NULL};
     char address[KVP_ADDRESS_MAX];
     int listener;
-    kvb_status_t status = kvp_program_tcp(&cluster, &tcp);
+    kvb_status_t status = kvp_program_common(&cluster, &common);
     if (status == KVB_OK) {
         status = kvp_program_listen(config->cluster_listen, &listener, address);
     }
@@ -316,7 +316,7 @@ static kvb_status_t create_server(struct kvp_store *store)
         .share = store->share,
         .listener = listener,
         .threads = (uint32_t)config->io_threads,
-        .tcp = tcp,
+        .common = common,
         .name = store->record.name,
         .incarnation = store->record.incarnation,
         .ticket_ms = kvb_fault_run() ? 0 : config->ticket,
@@ -328,7 +328,7 @@ static kvb_status_t create_server(struct kvp_store *store)
     if (status != KVB_OK) {
         (void)close(listener);
     }
-    explicit_bzero(&tcp, sizeof tcp);
+    explicit_bzero(&common, sizeof common);
     return status;
 }
 

@@ -176,18 +176,31 @@ struct kvs_entry *kvs_etcd_name_of(const struct etcd *etcd, const struct kvs_ent
 
 /* ---- nodes ---- */
 
+/* Text that fits; a member that is not there: as if it were `absent`, where that is not NULL. */
+static bool text_of(const json_t *root, const char *name, const char *absent, char *out, size_t cap)
+{
+    const json_t *value = json_object_get(root, name);
+    const char *text = value == NULL ? absent : json_string_value(value);
+    bool fits = text != NULL && strlen(text) < cap;
+    if (fits) {
+        strcpy(out, text);
+    }
+    return fits;
+}
+
+/* Members that a process of an earlier version does not write may be absent; those of a later one
+ * are not looked at. */
 static bool parse_node(const struct kvs_entry *entry, struct kvs_node_record *record_p)
 {
     struct kvs_node_record record = {0};
     json_t *root = json_loads(entry->value, 0, NULL);
-    const char *address = json_string_value(json_object_get(root, "address"));
-    bool ok = address != NULL && strlen(address) < sizeof record.address &&
+    bool ok = text_of(root, "address", NULL, record.address, sizeof record.address) &&
+              text_of(root, "rdma", "", record.rdma, sizeof record.rdma) &&
               kvs_etcd_decode(entry->key, strlen(entry->key), record.name, sizeof record.name) &&
               kvs_wire_u64(root, "capacity", &record.capacity_bytes) &&
               kvs_wire_u64(root, "incarnation", &record.incarnation) &&
               kvs_wire_bool(root, "draining", &record.draining);
     if (ok) {
-        strcpy(record.address, address);
         *record_p = record;
     } else {
         KVB_LOG_LIMITED(WARN, "a node record at etcd is broken", KVB_STR("node", entry->key));
@@ -203,6 +216,11 @@ static char *node_text(const struct kvs_node_record *record)
     snprintf(incarnation, sizeof incarnation, "%" PRIu64, record->incarnation);
     json_t *root = json_pack("{s:s, s:s, s:s, s:b}", "address", record->address, "capacity",
                              capacity, "incarnation", incarnation, "draining", record->draining);
+    if (root != NULL && record->rdma[0] != '\0' &&
+        json_object_set_new(root, "rdma", json_string(record->rdma)) != 0) {
+        json_decref(root);
+        root = NULL;
+    }
     char *text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
     json_decref(root);
     return text;
@@ -362,7 +380,8 @@ static kvb_status_t etcd_announce(struct kvs_coordinator *base,
 {
     struct etcd *etcd = kvs_etcd_of(base);
     if (record->name[0] == '\0' || memchr(record->name, '\0', sizeof record->name) == NULL ||
-        memchr(record->address, '\0', sizeof record->address) == NULL) {
+        memchr(record->address, '\0', sizeof record->address) == NULL ||
+        memchr(record->rdma, '\0', sizeof record->rdma) == NULL) {
         return KVB_ERR_INVALID;
     }
     etcd->node = *record;

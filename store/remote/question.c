@@ -216,7 +216,7 @@ static kvb_status_t start(struct question *question, bool bytes)
         question->transfer.answer = question->items_answer;
         question->transfer.answer_cap = cap;
     }
-    return kvt_transfer_start(question->remote->transport, &question->transfer);
+    return kvs_remote_start(question->remote, &question->transfer);
 }
 
 /* Full: the end of any question makes room; if none runs, others fill it, and time does. */

@@ -85,8 +85,7 @@ void kvs_remote_aside(struct kvs_remote *remote, enum kvs_question type)
         .type = (uint16_t)type,
         .ask = {aside->ask.data, aside->ask.len},
     };
-    if (aside->ask.status == KVB_OK &&
-        kvt_transfer_start(remote->transport, &aside->transfer) == KVB_OK) {
+    if (aside->ask.status == KVB_OK && kvs_remote_start(remote, &aside->transfer) == KVB_OK) {
         kvb_list_push_back(&remote->asides, &aside->link);
     } else {
         destroy_aside(aside);
@@ -114,9 +113,14 @@ static void remote_discard(struct kvs_node *node, struct kvs_hold hold, bool all
 
 static uint64_t remote_heard_ns(struct kvs_node *node)
 {
-    struct kvt_peer_stats stats;
-    kvt_tcp_peer_stats(kvs_remote_of(node)->transport, &stats);
-    return stats.heard_ns;
+    const struct kvs_remote *remote = kvs_remote_of(node);
+    uint64_t last_ns = 0;
+    for (uint32_t i = 0; i < remote->nways; i++) {
+        struct kvt_peer_stats stats;
+        remote->ways[i].by->stats(remote->ways[i].transport, &stats);
+        last_ns = stats.heard_ns > last_ns ? stats.heard_ns : last_ns;
+    }
+    return last_ns;
 }
 
 static const struct kvs_node_ops remote_ops = {
@@ -126,17 +130,58 @@ static const struct kvs_node_ops remote_ops = {
     .heard_ns = remote_heard_ns,
 };
 
+/* ---- ways ---- */
+
+kvb_status_t kvs_remote_start(struct kvs_remote *remote, struct kvt_transfer *transfer)
+{
+    kvb_status_t status = KVB_ERR_UNAVAILABLE;
+    for (uint32_t i = 0; i < remote->nways && status == KVB_ERR_UNAVAILABLE; i++) {
+        if (remote->ways[i].up) {
+            status = kvt_transfer_start(remote->ways[i].transport, transfer);
+        }
+    }
+    for (uint32_t i = remote->nways; i > 0 && status == KVB_ERR_UNAVAILABLE; i--) {
+        if (!remote->ways[i - 1].up) {
+            status = kvt_transfer_start(remote->ways[i - 1].transport, transfer);
+        }
+    }
+    return status;
+}
+
+static kvb_status_t open_ways(struct kvs_remote *remote, const struct kvs_remote_config *config)
+{
+    kvb_status_t status = KVB_OK;
+    for (uint32_t i = 0; i < KVS_WAYS_MAX && config->ways[i].by != NULL && status == KVB_OK; i++) {
+        struct kvs_remote_way *way = &remote->ways[i];
+        *way = (struct kvs_remote_way){.remote = remote, .by = config->ways[i].by};
+        status = way->by->create(config->regions, config->ways[i].config, &kvs_report_peer_ops, way,
+                                 &way->transport);
+        remote->nways += status == KVB_OK;
+    }
+    return status;
+}
+
+/* What runs on them ends inside: asides, a report. */
+static void close_ways(struct kvs_remote *remote)
+{
+    for (uint32_t i = 0; i < remote->nways; i++) {
+        kvt_transport_destroy(remote->ways[i].transport);
+    }
+}
+
+bool kvs_remote_way(struct kvs_node *node, uint32_t number, struct kvs_way_status *way_p)
+{
+    const struct kvs_remote *remote = kvs_remote_of(node);
+    if (number >= remote->nways) {
+        return false;
+    }
+    const struct kvs_remote_way *way = &remote->ways[number];
+    *way_p = (struct kvs_way_status){.by = way->by->name, .up = way->up, .why = way->why};
+    way->by->stats(way->transport, &way_p->stats);
+    return true;
+}
+
 /* ---- the rest ---- */
-
-kvb_status_t kvs_remote_set_address(struct kvs_node *node, const char *address)
-{
-    return kvt_tcp_peer_set_address(kvs_remote_of(node)->transport, address);
-}
-
-void kvs_remote_stats(struct kvs_node *node, struct kvt_peer_stats *stats_p)
-{
-    kvt_tcp_peer_stats(kvs_remote_of(node)->transport, stats_p);
-}
 
 uint32_t kvs_remote_calls(struct kvs_node *node)
 {
@@ -166,11 +211,9 @@ kvb_status_t kvs_remote_create(const struct kvs_remote_config *config, struct kv
     kvb_timer_init(&remote->retry, on_retry);
     kvs_calls_init(&remote->calls, config->sched, &calls_ops);
     kvs_report_init(remote);
-    struct kvt_tcp_peer_config peer = config->peer;
-    peer.ops = &kvs_report_peer_ops;
-    peer.ctx = remote;
-    kvb_status_t status = kvt_tcp_peer_create(config->regions, &peer, &remote->transport);
+    kvb_status_t status = open_ways(remote, config);
     if (status != KVB_OK) {
+        close_ways(remote);
         free(remote);
         return status;
     }
@@ -187,7 +230,7 @@ void kvs_remote_destroy(struct kvs_node *node)
     kvs_calls_cleanup(&remote->calls);
     kvb_assert(remote->ntenants == 0);
     remote->changed = NULL;
-    kvt_transport_destroy(remote->transport); /* asides and a report end inside */
+    close_ways(remote);
     kvb_assert(kvb_list_empty(&remote->asides));
     kvs_report_cleanup(remote);
     kvs_question_cleanup(remote);

@@ -4,17 +4,27 @@
 
 /*
  * A node behind connections, inside: calls and the questions of which they consist (remote.c,
- * question.c), and what the node says of itself (report.c). Loop thread only.
+ * question.c), what carries them (tcp.c), and what the node says of itself (report.c). Loop thread
+ * only.
  */
 #include "node/calls.h"
 #include "wire/wire.h"
 
 #include "store/service.h"
 
+struct kvs_remote_way {
+    struct kvs_remote *remote;
+    const struct kvs_carrier *by;
+    struct kvt_transport *transport;
+    bool up;
+    kvb_status_t why;
+};
+
 struct kvs_remote {
     struct kvs_node base;
     struct kvb_sched *sched;
-    struct kvt_transport *transport;
+    struct kvs_remote_way ways[KVS_WAYS_MAX];
+    uint32_t nways;
     struct kvs_calls calls;
     uint64_t hold_salt; /* instances of other processes may have the same numbers */
 
@@ -39,6 +49,9 @@ struct kvs_remote {
 
 struct kvs_remote *kvs_remote_of(struct kvs_node *node);
 
+/* As kvt_transfer_start, by the way that is to be taken now. */
+KVB_MUST_USE kvb_status_t kvs_remote_start(struct kvs_remote *remote,
+                                           struct kvt_transfer *transfer);
 /* Asks what remote.ask says, and waits for no answer. */
 void kvs_remote_aside(struct kvs_remote *remote, enum kvs_question type);
 /* Whom a hold belongs to, as the node knows it. */
@@ -50,7 +63,7 @@ kvb_status_t kvs_question_step(struct kvs_call *call);
 void kvs_question_stop_all(struct kvs_call *call, kvb_status_t status, uint64_t stop_deadline_ns);
 void kvs_question_cleanup(struct kvs_remote *remote);
 
-/* The node came, or went. */
+/* A way came, or went; ctx: it. */
 extern const struct kvt_peer_ops kvs_report_peer_ops;
 void kvs_report_init(struct kvs_remote *remote);
 void kvs_report_cleanup(struct kvs_remote *remote);

@@ -36,6 +36,7 @@ static void on_report(struct kvt_transfer *transfer, kvb_status_t status)
     }
     remote->status = (struct kvs_remote_status){
         .up = true,
+        .by = before.by,
         .draining = wire.draining,
         .incarnation = before.incarnation,
         .heard_ns = kvb_now_ns(remote->sched->clock),
@@ -64,7 +65,7 @@ static void ask_for_report(struct kvs_remote *remote)
         .answer = remote->report_answer,
         .answer_cap = sizeof remote->report_answer,
     };
-    remote->report_asked = kvt_transfer_start(remote->transport, &remote->report) == KVB_OK;
+    remote->report_asked = kvs_remote_start(remote, &remote->report) == KVB_OK;
 }
 
 static void on_report_due(struct kvb_timer *timer)
@@ -72,28 +73,53 @@ static void on_report_due(struct kvb_timer *timer)
     ask_for_report(kvb_container_of(timer, struct kvs_remote, report_due));
 }
 
+/* It is up while some way is. */
+static void look_at_ways(struct kvs_remote *remote)
+{
+    remote->status.up = false;
+    remote->status.by = NULL;
+    for (uint32_t i = remote->nways; i-- > 0;) {
+        if (remote->ways[i].up) {
+            remote->status.up = true;
+            remote->status.by = remote->ways[i].by->name;
+        }
+    }
+}
+
 static void on_up(void *ctx, const struct kvt_hello *hello)
 {
-    struct kvs_remote *remote = ctx;
-    remote->status = (struct kvs_remote_status){
-        .up = true,
-        .incarnation = hello->incarnation,
-        .heard_ns = kvb_now_ns(remote->sched->clock),
-        /* until it says more */
-        .capacity_bytes = remote->status.capacity_bytes,
-        .used_bytes = remote->status.used_bytes,
-        .objects = remote->status.objects,
-    };
+    struct kvs_remote_way *way = ctx;
+    struct kvs_remote *remote = way->remote;
+    bool news = !remote->status.up || remote->status.incarnation != hello->incarnation;
+    way->up = true;
+    way->why = KVB_OK;
+    if (news) {
+        remote->status = (struct kvs_remote_status){
+            .incarnation = hello->incarnation,
+            .heard_ns = kvb_now_ns(remote->sched->clock),
+            /* until it says more */
+            .capacity_bytes = remote->status.capacity_bytes,
+            .used_bytes = remote->status.used_bytes,
+            .objects = remote->status.objects,
+        };
+    }
+    look_at_ways(remote);
     tell(remote);
-    ask_for_report(remote);
+    if (news) {
+        ask_for_report(remote);
+    }
 }
 
 static void on_down(void *ctx, kvb_status_t why)
 {
-    (void)why;
-    struct kvs_remote *remote = ctx;
-    remote->status.up = false;
-    kvb_sched_timer_clear(remote->sched, &remote->report_due);
+    struct kvs_remote_way *way = ctx;
+    struct kvs_remote *remote = way->remote;
+    way->up = false;
+    way->why = why;
+    look_at_ways(remote);
+    if (!remote->status.up) {
+        kvb_sched_timer_clear(remote->sched, &remote->report_due);
+    }
     tell(remote);
 }
 
@@ -175,7 +201,7 @@ static kvb_status_t ask_for_page(struct listing *listing, uint32_t from)
         .answer = listing->answer,
         .answer_cap = sizeof listing->answer,
     };
-    return kvt_transfer_start(remote->transport, &listing->transfer);
+    return kvs_remote_start(remote, &listing->transfer);
 }
 
 static void on_page(struct kvt_transfer *transfer, kvb_status_t status)

@@ -273,7 +273,7 @@ kvb_status_t kvs_service_create(const struct kvs_service_config *config,
                                 struct kvs_service **service_p)
 {
     struct kvt_tcp_server_config server = {
-        .common = config->tcp,
+        .common = config->common,
         .sched = config->sched,
         .name = config->name,
         .incarnation = config->incarnation,

@@ -117,7 +117,7 @@ static void *node_start(struct kvp_loop *loop, struct kvt_net *net, const void *
     kvs_keeper_start(&node->keeper, node->share, kvp_loop_sched(loop), on_poke, &node->keeper);
     const struct kvs_service_config service = {.sched = kvp_loop_sched(loop),
                                                .share = node->share,
-                                               .tcp = common(net),
+                                               .common = common(net),
                                                .name = "bench",
                                                .incarnation = 1};
     must(kvs_service_create(&service, &node->service), "a service");
@@ -268,11 +268,10 @@ void rig_client_open(struct rig_client *client, struct rig_net *net,
     struct kvb_sched *sched = kvp_loop_sched(net->loop);
     must(kvs_client_create(sched, &client->client), "a client");
     for (uint32_t i = 0; i < n; i++) {
+        const struct kvt_tcp_peer_config peer = {
+            .common = common(net->net), .address = servers[i].address, .lanes = 4};
         const struct kvs_remote_config config = {
-            .sched = sched,
-            .regions = net->regions,
-            .peer = {.common = common(net->net), .address = servers[i].address, .lanes = 4},
-        };
+            .sched = sched, .regions = net->regions, .ways = {{&kvs_by_tcp, &peer}}};
         must(kvs_remote_create(&config, &client->nodes[i]), "a remote node");
         client->nnodes++;
         char name[32];

@@ -429,19 +429,19 @@ static void open_nodes(struct client *client)
         char name[16], address[32];
         (void)snprintf(name, sizeof name, "node-%u", i);
         (void)snprintf(address, sizeof address, "127.0.0.1:%u", client->shared->nodes[i].port);
-        struct kvs_remote_config config = {
-            .sched = sched,
-            .regions = client->regions,
-            .peer = {.common = {.net = client->net,
-                                .secret = SECRET,
-                                .secret_len = sizeof SECRET - 1,
-                                .ping_ms = 200,
-                                .silence_ms = 800},
-                     .address = address,
-                     .lanes = 1 + i,
-                     .backoff_ms = 10,
-                     .backoff_max_ms = 200},
+        const struct kvt_tcp_peer_config peer = {
+            .common = {.net = client->net,
+                       .secret = SECRET,
+                       .secret_len = sizeof SECRET - 1,
+                       .ping_ms = 200,
+                       .silence_ms = 800},
+            .address = address,
+            .lanes = 1 + i,
+            .backoff_ms = 10,
+            .backoff_max_ms = 200,
         };
+        const struct kvs_remote_config config = {
+            .sched = sched, .regions = client->regions, .ways = {{&kvs_by_tcp, &peer}}};
         must(client, kvs_remote_create(&config, &client->nodes[i]) == KVB_OK, "remote");
         must(client,
              kvs_client_add_node(client->store, name, client->nodes[i], 1 + i % 2) == KVB_OK,

@@ -168,7 +168,7 @@ static void open_io(struct io *io, struct node *node)
     struct kvs_service_config config = {
         .sched = kvp_loop_sched(io->loop),
         .share = node->share,
-        .tcp = {.net = io->net, .secret = SECRET, .secret_len = sizeof SECRET - 1},
+        .common = {.net = io->net, .secret = SECRET, .secret_len = sizeof SECRET - 1},
         .name = node->name,
         .incarnation = node->incarnation,
         .ticket_ms = TICKET_MS,

@@ -97,7 +97,7 @@ class Cluster(harness.Case):
         self.named(daemon, "a")
         self.assertGreater(self.right(engine.run(0, 20))["stored"], 0)
         harness.until("connections counted", lambda: daemon.metric(
-            "kvplane_tcp_total", node="store-0", event="connects") >= 1)
+            "kvplane_connections_total", node="store-0", transport="tcp", event="connects") >= 1)
 
         store.kill()
         harness.until("seen to be down", lambda: nodes(daemon)["store-0"]["state"] == "down")
@@ -132,7 +132,7 @@ class Cluster(harness.Case):
         self.assertEqual(daemon.get("/livez")[0], 200)
         store.popen.send_signal(signal.SIGCONT)
         harness.until("reconnects counted", lambda: daemon.metric(
-            "kvplane_tcp_total", node="store-0", event="connects") >= 2)
+            "kvplane_connections_total", node="store-0", transport="tcp", event="connects") >= 2)
         first = iter(range(5, 200, 2))  # a sick node is tried again, by one call
         harness.until("puts work again", lambda: self.right(engine.run(next(first), 2))["stored"])
         self.up(daemon, "store-0")

@@ -95,7 +95,8 @@ static inline void test_store_open_node_(struct test_store *store,
     const struct kvs_remote_config remote = {
         .sched = &store->sim.sched,
         .regions = store->regions,
-        .peer = {.address = "node", .in_flight_max = 8},
+        .ways = {{&kvs_by_tcp,
+                  &(struct kvt_tcp_peer_config){.address = "node", .in_flight_max = 8}}},
     };
     kvb_assert(kvs_remote_create(&remote, &store->node) == KVB_OK);
     kvb_assert(sim_run_until(&store->sim, test_store_up_, store->node, 1000));

@@ -73,7 +73,7 @@ static void start_service(struct server *server)
     const struct kvs_service_config config = {
         .sched = kvp_loop_sched(server->loop),
         .share = share,
-        .tcp = {.net = server->net},
+        .common = {.net = server->net},
         .name = "stress",
         .incarnation = 1,
         .ticket_ms = 50,
@@ -343,7 +343,9 @@ static void open_node(struct user *user)
     const struct kvs_remote_config remote = {
         .sched = sched,
         .regions = user->regions,
-        .peer = {.common = {.net = user->net}, .address = address, .in_flight_max = 16},
+        .ways = {{&kvs_by_tcp, &(struct kvt_tcp_peer_config){.common = {.net = user->net},
+                                                             .address = address,
+                                                             .in_flight_max = 16}}},
     };
     kvb_assert(kvs_remote_create(&remote, &user->node) == KVB_OK);
 }

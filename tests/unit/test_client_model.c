@@ -180,7 +180,7 @@ static void open_behind_connections(struct model *m, struct store *store)
     const struct kvs_service_config service = {
         .sched = &m->sim.sched,
         .share = store->share,
-        .tcp = common,
+        .common = common,
         .name = store->name,
         .incarnation = 1,
         .hold_ms = 500,
@@ -189,7 +189,8 @@ static void open_behind_connections(struct model *m, struct store *store)
     const struct kvs_remote_config remote = {
         .sched = &m->sim.sched,
         .regions = m->regions,
-        .peer = {.common = common, .address = "node:1"},
+        .ways = {{&kvs_by_tcp,
+                  &(struct kvt_tcp_peer_config){.common = common, .address = "node:1"}}},
     };
     cr_assert_eq(kvs_remote_create(&remote, &store->node), KVB_OK);
     cr_assert(sim_run_until(&m->sim, is_up, store->node, 1000));

@@ -63,12 +63,16 @@ void kvs_coordinator_set_quota(struct kvs_coordinator *c, const char *tenant, ui
 
 /* ---- remote nodes ---- */
 
+const struct kvs_carrier kvs_by_tcp = {.name = "tcp"};
+
 struct remote {
     struct kvs_node node;
     char address[256];
     void (*changed)(void *ctx, struct kvs_node *node, const struct kvs_remote_status *status);
     void *ctx;
     struct kvs_remote_status status;
+    struct kvs_way_status ways[KVS_WAYS_MAX];
+    uint32_t nways;
     struct kvs_remote_tenants *ask;
 };
 static uint32_t nremotes; /* that exist */
@@ -82,7 +86,12 @@ kvb_status_t kvs_remote_create(const struct kvs_remote_config *config, struct kv
         return remote_status;
     }
     struct remote *remote = calloc(1, sizeof *remote);
-    snprintf(remote->address, sizeof remote->address, "%s", config->peer.address);
+    while (remote->nways < KVS_WAYS_MAX && config->ways[remote->nways].by != NULL) {
+        remote->ways[remote->nways].by = config->ways[remote->nways].by->name;
+        remote->nways++;
+    }
+    const struct kvt_tcp_peer_config *tcp = config->ways[remote->nways - 1].config;
+    snprintf(remote->address, sizeof remote->address, "%s", tcp->address);
     remote->changed = config->changed;
     remote->ctx = config->ctx;
     nremotes++;
@@ -105,10 +114,14 @@ void kvs_remote_status(struct kvs_node *node, struct kvs_remote_status *status_p
     *status_p = ((const struct remote *)node)->status;
 }
 
-void kvs_remote_stats(struct kvs_node *node, struct kvt_peer_stats *stats_p)
+bool kvs_remote_way(struct kvs_node *node, uint32_t number, struct kvs_way_status *way_p)
 {
-    (void)node;
-    *stats_p = (struct kvt_peer_stats){.connects = 4};
+    const struct remote *remote = (const struct remote *)node;
+    if (number >= remote->nways) {
+        return false;
+    }
+    *way_p = remote->ways[number];
+    return true;
 }
 
 static kvb_status_t ask_status;
@@ -524,16 +537,19 @@ Test(cluster, metrics_tell_of_every_node_and_of_those_that_left)
     struct kvb_metrics *metrics = kvb_metrics_create(kvp_metric_table, KVP_METRIC_COUNT);
     struct kvp_cluster_params params = params_of(true, true);
     const char *of_a[] = {"a"};
-    const char *connects[] = {"a", "connects"};
+    const char *connects[] = {"a", "tcp", "connects"};
+    const char *lanes[] = {"a", "tcp"};
     params.metrics = metrics;
     cr_assert_eq(kvp_cluster_create(&params, &cluster), KVB_OK);
     tell("a", "a:1", 50, 9, false);
     last_remote->status = (struct kvs_remote_status){.up = true, .objects = 3};
+    last_remote->ways[0].stats = (struct kvt_peer_stats){.connects = 4, .lanes = 3};
     sim_advance(&sim, 2100);
     cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_NODE_UP, of_a)), 1);
     cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_NODE_OBJECTS, of_a)), 3);
     cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_NODE_FAILURES, of_a)), 7);
-    cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_TCP, connects)), 4);
+    cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_CONNECTIONS, connects)), 4);
+    cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_LANES, lanes)), 3);
     watch->node_gone(watch_ctx, "a");
     cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_NODE_UP, of_a)), 0);
     cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_NODE_OBJECTS, of_a)), 0);

@@ -786,7 +786,7 @@ Test(control, what_the_nodes_say_after_the_end_goes_nowhere)
 
 static const struct kvs_node_record records[] = {
     {.name = "own", .address = "h:1", .capacity_bytes = 100},
-    {.name = "a", .address = "a:1", .capacity_bytes = 50},
+    {.name = "a", .address = "a:1", .rdma = "r:1", .capacity_bytes = 50},
     {.name = "b", .address = "b:1", .capacity_bytes = 50, .draining = true},
     {.name = "c", .address = "c:1", .capacity_bytes = 50},
 };
@@ -803,7 +803,7 @@ Test(control, a_node_is_shown_with_its_state_and_its_figures)
     cluster.nodes[0].own = true;
     cluster.nodes[1].sick = true;
     cluster.nodes[1].status = (struct kvs_remote_status){
-        .up = true, .used_bytes = 7, .objects = 3, .heard_ns = 98 * KVB_NS_PER_S};
+        .up = true, .by = "rdma", .used_bytes = 7, .objects = 3, .heard_ns = 98 * KVB_NS_PER_S};
     cluster.nodes[1].gets = 2.5;
     cluster.nodes[2].status.up = true;
     prepare(&asked, KVP_ROUTE_list_nodes, NULL, NULL);
@@ -818,6 +818,9 @@ Test(control, a_node_is_shown_with_its_state_and_its_figures)
     }
     json_t *node = json_array_get(list, 1);
     cr_expect_eq(json_integer_value(json_object_get(node, "used_bytes")), 7);
+    cr_expect_str_eq(json_string_value(json_object_get(node, "transport")), "rdma");
+    cr_expect_str_eq(json_string_value(json_object_get(node, "rdma_address")), "r:1");
+    cr_expect_null(json_object_get(json_array_get(list, 3), "transport"));
     cr_expect_float_eq(json_real_value(json_object_get(node, "gets_per_s")), 2.5, 1e-9);
     cr_expect_float_eq(json_real_value(json_object_get(node, "last_seen_s")), 2, 1e-9);
     cr_expect(json_is_null(json_object_get(json_array_get(list, 3), "last_seen_s")));

@@ -94,7 +94,9 @@ Test(remote, a_node_that_never_was_there_costs_nothing)
     struct kvs_node *nobody;
     test_store_open(&store, &config, false);
     const struct kvs_remote_config away = {
-        .sched = &store.sim.sched, .regions = store.regions, .peer = {.address = "nobody"}};
+        .sched = &store.sim.sched,
+        .regions = store.regions,
+        .ways = {{&kvs_by_tcp, &(struct kvt_tcp_peer_config){.address = "nobody"}}}};
     cr_assert_eq(kvs_remote_create(&away, &nobody), KVB_OK);
     cr_assert_eq(kvs_client_add_node(store.client, "nobody", nobody, MIB(8)), KVB_OK);
     uint32_t there = 0;
@@ -412,7 +414,9 @@ Test(remote, holds_of_two_clients_whose_instances_have_one_number_are_two)
     struct kvs_client *client;
     test_store_open(&store, &config, false);
     const struct kvs_remote_config other = {
-        .sched = &store.sim.sched, .regions = store.regions, .peer = {.address = "node"}};
+        .sched = &store.sim.sched,
+        .regions = store.regions,
+        .ways = {{&kvs_by_tcp, &(struct kvt_tcp_peer_config){.address = "node"}}}};
     cr_assert_eq(kvs_remote_create(&other, &second), KVB_OK);
     cr_assert(sim_run_until(&store.sim, is_up, second, 1000));
     cr_assert_eq(kvs_client_create(&store.sim.sched, &client), KVB_OK);
@@ -453,11 +457,12 @@ Test(remote, its_figures_and_state_are_told_as_they_change)
     struct kvs_node *watched;
     struct heard heard = {0};
     test_store_open(&store, &config, false);
-    const struct kvs_remote_config watch = {.sched = &store.sim.sched,
-                                            .regions = store.regions,
-                                            .peer = {.address = "node"},
-                                            .changed = on_changed,
-                                            .ctx = &heard};
+    const struct kvs_remote_config watch = {
+        .sched = &store.sim.sched,
+        .regions = store.regions,
+        .ways = {{&kvs_by_tcp, &(struct kvt_tcp_peer_config){.address = "node"}}},
+        .changed = on_changed,
+        .ctx = &heard};
     cr_assert_eq(kvs_remote_create(&watch, &watched), KVB_OK);
     cr_assert(!heard.last.up);
     cr_assert_eq(test_put(&store, "k", 1, 1000, 1), KVB_OK);

@@ -41,7 +41,7 @@ kvb_status_t kvs_service_create(const struct kvs_service_config *config,
     if (n == fail_at) {
         return KVB_ERR_NO_MEMORY;
     }
-    cr_assert_not_null(config->tcp.net);
+    cr_assert_not_null(config->common.net);
     snprintf(services[n - 1].name, sizeof services[n - 1].name, "%s", config->name);
     *service_p = &services[n - 1];
     return KVB_OK;

@@ -76,7 +76,9 @@ Test(store_memory, a_service_and_a_node_behind_it_fail_whole_at_every_allocation
         const struct kvs_service_config served = {
             .sched = &store.sim.sched, .share = store.share, .name = "other"};
         const struct kvs_remote_config remote = {
-            .sched = &store.sim.sched, .regions = store.regions, .peer = {.address = "other"}};
+            .sched = &store.sim.sched,
+            .regions = store.regions,
+            .ways = {{&kvs_by_tcp, &(struct kvt_tcp_peer_config){.address = "other"}}}};
         fail_alloc_arm(n);
         kvb_status_t status = kvs_service_create(&served, &service);
         if (status == KVB_OK) {

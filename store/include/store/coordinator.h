@@ -109,7 +109,8 @@ void kvs_member_step(struct kvs_member *member, uint64_t epoch, uint64_t step,
 /* A store node as the others find it. */
 struct kvs_node_record {
     char name[64];
-    char address[256]; /* HOST:PORT */
+    char address[256]; /* HOST:PORT, of tcp */
+    char rdma[64];     /* the same of rdma; "": not to be had */
     uint64_t capacity_bytes;
     uint64_t incarnation; /* random for each life of the process */
     bool draining;        /* leaves: nothing new is placed there */

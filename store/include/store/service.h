@@ -19,7 +19,7 @@ struct kvs_service;
 struct kvs_service_config {
     struct kvb_sched *sched;
     struct kvs_share *share;
-    struct kvt_peer_common tcp;
+    struct kvt_peer_common common;
     const char *name;
     uint64_t incarnation;
     uint64_t ticket_ms; /* how long a reader's ticket or a writer's attempt lasts; 0: 60 s */
@@ -40,9 +40,32 @@ void kvs_service_stats(const struct kvs_service *service, struct kvt_peer_stats 
 
 /* ---- remote: a node behind connections ---- */
 
+/* What carries questions to a node, and how a peer of it is made. */
+struct kvs_carrier {
+    const char *name; /* for people: tcp */
+    /* As kvt_tcp_peer_create. config: the carrier's own, whose ops and ctx do not count. */
+    kvb_status_t (*create)(struct kvt_regions *regions, const void *config,
+                           const struct kvt_peer_ops *ops, void *ctx,
+                           struct kvt_transport **transport_p);
+    void (*stats)(const struct kvt_transport *transport, struct kvt_peer_stats *stats_p);
+};
+extern const struct kvs_carrier kvs_by_tcp; /* config: struct kvt_tcp_peer_config */
+
+/*
+ * A node may be reached in several ways, each by a carrier of its own, all of which stay connected.
+ * A question goes the first way that is up, and ends there; while none is, the last one is asked
+ * first: it is what the others fall back to.
+ */
+#define KVS_WAYS_MAX 2
+struct kvs_way {
+    const struct kvs_carrier *by; /* NULL: no further way */
+    const void *config;           /* copied by what it creates */
+};
+
 /* What a node says of itself, with each ping of the store and on demand. */
 struct kvs_remote_status {
-    bool up;
+    bool up;        /* some way is */
+    const char *by; /* name of what carries its questions now; NULL: nothing does */
     bool draining;
     uint64_t incarnation;
     uint64_t heard_ns; /* monotonic here; 0: never */
@@ -53,7 +76,7 @@ struct kvs_remote_status {
 struct kvs_remote_config {
     struct kvb_sched *sched;
     struct kvt_regions *regions;
-    struct kvt_tcp_peer_config peer; /* ops and ctx are the remote's own */
+    struct kvs_way ways[KVS_WAYS_MAX]; /* the best first; at least one */
     /* state or figures have changed; may be NULL */
     void (*changed)(void *ctx, struct kvs_node *node, const struct kvs_remote_status *status);
     void *ctx;
@@ -61,14 +84,19 @@ struct kvs_remote_config {
 
 /* Connects by itself, now and after each outage. While the node cannot be reached, what is
  * submitted ends UNAVAILABLE in the next turn. Its holds are told apart from those of other
- * processes. INVALID (the address), NO_MEMORY. */
+ * processes. INVALID (an address), NO_MEMORY, and what else a carrier says. */
 KVB_MUST_USE kvb_status_t kvs_remote_create(const struct kvs_remote_config *config,
                                             struct kvs_node **node_p);
 /* No call and no question about tenants in flight; NULL: nothing. */
 void kvs_remote_destroy(struct kvs_node *node);
-/* kvt_tcp_peer_set_address, kvt_tcp_peer_stats. */
-KVB_MUST_USE kvb_status_t kvs_remote_set_address(struct kvs_node *node, const char *address);
-void kvs_remote_stats(struct kvs_node *node, struct kvt_peer_stats *stats_p);
+/* One of its ways, numbered as in its config. False: no such. */
+struct kvs_way_status {
+    const char *by;
+    bool up;
+    kvb_status_t why; /* it is not, as kvt_peer_ops.down says; OK: it is, or was not tried yet */
+    struct kvt_peer_stats stats;
+};
+bool kvs_remote_way(struct kvs_node *node, uint32_t number, struct kvs_way_status *way_p);
 void kvs_remote_status(struct kvs_node *node, struct kvs_remote_status *status_p);
 /* Calls in flight; any thread. */
 uint32_t kvs_remote_calls(struct kvs_node *node);
