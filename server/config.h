@@ -52,6 +52,8 @@
     X(drain_bound, TIME, "drain-bound", "480s", "1ms 24h",                                         \
       "an engine must be idle by then, or the operation fails and it serves on; also "             \
       "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, in seconds")                                           \
+    X(share_drain_bound, TIME, "share-drain-bound", "20s", "0s 24h",                               \
+      "a daemon that is asked to end waits so long for the readers of its share in a cluster")     \
     X(transfer_bound, TIME, "transfer-bound", "60s", "1ms 1h", "one batch of puts or gets")        \
     X(abort_bound, TIME, "abort-bound", "200ms", "1ms 60s", "the same once it was asked to stop")  \
     X(slot_wait, TIME, "slot-wait", "30s", "0s 1h",                                                \

@@ -22,9 +22,10 @@
 
 /*
  * Start: from the inside out, so that whoever can be reached has everything he needs. Stop: first
- * nobody is let in any more and what is asked is answered (control, HTTP), then the engines are let
- * go (link: their transfers end, their regions go, the instances hear of it), then what was told to
- * the cluster is taken back, and only then the rest is taken apart, from the outside in.
+ * nobody is let in any more and what is asked is answered (control; only probes still are), then
+ * the engines are let go (link: their transfers end, their regions go, the instances hear of it)
+ * while others read what they still want of the share, then what was told to the cluster is taken
+ * back, and only then the rest is taken apart, from the outside in.
  */
 enum {
     HEARTBEAT_MS = 2000, /* a loop that has not turned for so long hangs */
@@ -46,6 +47,8 @@ struct kvp_daemon {
     struct kvp_collect collect;
     struct kvb_timer stop_bound;
     bool stopping;
+    bool lets_go; /* of engines */
+    bool leaves;  /* others still read the share */
     kvb_status_t ended;
 };
 
@@ -138,14 +141,34 @@ static bool tenant_allowed(void *ctx, const char *tenant, char *reason, size_t r
 static void on_storage_stopped(void *ctx)
 {
     struct kvp_daemon *daemon = ctx;
-    kvb_sched_timer_clear(kvp_loop_sched(daemon->loop), &daemon->stop_bound);
     kvp_loop_stop(daemon->loop);
+}
+
+/* Nobody uses this process any more. */
+static void go(struct kvp_daemon *daemon)
+{
+    if (!daemon->lets_go && !daemon->leaves) {
+        if (daemon->http != NULL) { /* else it never began */
+            kvp_http_stop(daemon->http);
+            daemon->http = NULL;
+        }
+        kvp_storage_stop(daemon->storage, on_storage_stopped, daemon);
+    }
 }
 
 static void on_link_stopped(void *ctx)
 {
     struct kvp_daemon *daemon = ctx;
-    kvp_storage_stop(daemon->storage, on_storage_stopped, daemon);
+    kvb_sched_timer_clear(kvp_loop_sched(daemon->loop), &daemon->stop_bound);
+    daemon->lets_go = false;
+    go(daemon);
+}
+
+static void on_left(void *ctx)
+{
+    struct kvp_daemon *daemon = ctx;
+    daemon->leaves = false;
+    go(daemon);
 }
 
 static void on_stop_bound(struct kvb_timer *timer)
@@ -159,17 +182,21 @@ static void on_stop_bound(struct kvb_timer *timer)
 static void on_signalled(void *ctx, int signum)
 {
     struct kvp_daemon *daemon = ctx;
-    if (daemon->stopping) {
-        return; /* it is bounded anyway */
+    KVB_LOG(INFO, "stopping", KVB_STR("signal", strsignal(signum)));
+    if (daemon->stopping) { /* the rest is bounded anyway */
+        if (daemon->leaves) {
+            kvp_storage_hurry(daemon->storage);
+            on_left(daemon);
+        }
+        return;
     }
     daemon->stopping = true;
-    KVB_LOG(INFO, "stopping", KVB_STR("signal", strsignal(signum)));
     kvp_board_stopping(daemon->board);
     kvp_control_close(daemon->control);
-    kvp_http_stop(daemon->http);
-    daemon->http = NULL;
     struct kvb_sched *sched = kvp_loop_sched(daemon->loop);
     kvb_sched_timer_set(sched, &daemon->stop_bound, kvb_deadline_in_ms(sched->clock, STOP_MS));
+    daemon->leaves = kvp_storage_leave(daemon->storage, on_left, daemon);
+    daemon->lets_go = true;
     kvp_link_stop(daemon->link, on_link_stopped, daemon);
 }
 

@@ -2,6 +2,7 @@
 #include "storage.h"
 
 #include "metrics.h"
+#include "node/leaving.h"
 #include "node/server.h"
 #include "program.h"
 
@@ -37,6 +38,7 @@ struct kvp_storage {
     /* with etcd; NULL: alone */
     struct kvt_net *net;
     struct kvp_server *server;
+    struct kvp_leaving leaving;
     struct kvs_node_record record; /* of the own share */
     kvb_status_t quotas;           /* of setting them one after the other */
 };
@@ -262,6 +264,26 @@ struct kvp_cluster *kvp_storage_cluster(struct kvp_storage *storage)
 
 /* ---- stop ---- */
 
+bool kvp_storage_leave(struct kvp_storage *storage, void (*left)(void *ctx), void *ctx)
+{
+    if (storage->server == NULL) {
+        return false;
+    }
+    kvp_cluster_drain(storage->cluster);
+    storage->leaving = (struct kvp_leaving){.sched = kvp_loop_sched(storage->loop),
+                                            .share = storage->share,
+                                            .server = storage->server,
+                                            .over = left,
+                                            .ctx = ctx};
+    kvp_leaving_start(&storage->leaving, storage->config->share_drain_bound);
+    return true;
+}
+
+void kvp_storage_hurry(struct kvp_storage *storage)
+{
+    kvp_leaving_stop(&storage->leaving);
+}
+
 void kvp_storage_stop(struct kvp_storage *storage, void (*stopped)(void *ctx), void *ctx)
 {
     kvp_cluster_stop(storage->cluster, WITHDRAW_MS, stopped, ctx);
@@ -272,6 +294,7 @@ void kvp_storage_destroy(struct kvp_storage *storage)
     if (storage == NULL) {
         return;
     }
+    kvp_leaving_stop(&storage->leaving);
     kvp_server_destroy(storage->server);
     if (storage->coordinator != NULL) {
         kvs_coordinator_destroy(storage->coordinator);

@@ -22,6 +22,11 @@ KVB_MUST_USE kvb_status_t kvp_storage_create(const struct kvp_config *config, st
                                              struct kvp_storage **storage_p);
 /* The loop was woken. */
 void kvp_storage_woken(struct kvp_storage *storage);
+/* Others place nothing in the own share any more; left, once, later: they have read what they
+ * wanted, or share-drain-bound is over. False: nobody is served, left does not come. */
+bool kvp_storage_leave(struct kvp_storage *storage, void (*left)(void *ctx), void *ctx);
+/* Readers are waited for no longer; left does not come any more. */
+void kvp_storage_hurry(struct kvp_storage *storage);
 /* No batch is asked for any more: withdraws what is announced; stopped, once, later. */
 void kvp_storage_stop(struct kvp_storage *storage, void (*stopped)(void *ctx), void *ctx);
 /* Stopped, or the loop has not run; the members of the coordinator are closed. Who has asked

@@ -6,6 +6,7 @@
 #include "loop.h"
 #include "metrics.h"
 #include "node/control.h"
+#include "node/leaving.h"
 #include "node/routes.h"
 #include "node/server.h"
 #include "program.h"
@@ -32,11 +33,9 @@
  */
 enum {
     HEARTBEAT_MS = 2000, /* a loop that has not turned for so long hangs */
-    QUIET_MS = 1000,     /* nobody has read anything for so long: the readers have finished */
-    QUIET_LOOK_MS = 100,
-    WITHDRAW_MS = 3000, /* etcd has answered by then, or the lease will tell */
-    TRANSFERS_MAX = 16, /* of this process's own questions for objects */
-    GRACE_MS = 60000,   /* a store node names no weights */
+    WITHDRAW_MS = 3000,  /* etcd has answered by then, or the lease will tell */
+    TRANSFERS_MAX = 16,  /* of this process's own questions for objects */
+    GRACE_MS = 60000,    /* a store node names no weights */
 };
 
 struct kvp_store {
@@ -61,10 +60,7 @@ struct kvp_store {
     char url[KVP_ADDRESS_MAX];
     /* leaving */
     bool going;
-    uint64_t leave_by_ns;
-    uint64_t quiet_since_ns;
-    uint64_t gets;
-    struct kvb_timer look;
+    struct kvp_leaving leaving;
     /* read by probes; any thread */
     atomic_bool draining;
     atomic_bool known; /* etcd has been reached once, or there is none */
@@ -79,11 +75,11 @@ static void on_withdrawn(void *ctx)
     kvp_loop_stop(store->loop);
 }
 
-static void go(struct kvp_store *store)
+static void go(void *ctx)
 {
-    struct kvb_sched *sched = kvp_loop_sched(store->loop);
+    struct kvp_store *store = ctx;
     store->going = true;
-    kvb_sched_timer_clear(sched, &store->look);
+    kvp_leaving_stop(&store->leaving);
     KVB_LOG(INFO, "going", KVB_U64("requests_running", kvp_server_running(store->server)));
     kvp_node_control_close(store->control);
     kvp_http_stop(store->http);
@@ -95,49 +91,23 @@ static void go(struct kvp_store *store)
     }
 }
 
-static uint64_t count_gets(struct kvp_store *store)
-{
-    struct kvs_share_stats stats;
-    kvs_share_stats(store->share, &stats);
-    return stats.gets;
-}
-
-static void on_look(struct kvb_timer *timer)
-{
-    struct kvp_store *store = kvb_container_of(timer, struct kvp_store, look);
-    struct kvb_sched *sched = kvp_loop_sched(store->loop);
-    uint64_t now_ns = kvb_now_ns(sched->clock);
-    uint64_t gets = count_gets(store);
-    if (gets != store->gets || kvp_server_running(store->server) > 0) {
-        store->gets = gets;
-        store->quiet_since_ns = now_ns;
-    }
-    if (now_ns >= store->leave_by_ns ||
-        now_ns - store->quiet_since_ns >= QUIET_MS * KVB_NS_PER_MS) {
-        go(store);
-        return;
-    }
-    kvb_sched_timer_set(sched, timer, now_ns + QUIET_LOOK_MS * KVB_NS_PER_MS);
-}
-
 static void drain(void *ctx)
 {
     struct kvp_store *store = ctx;
-    struct kvb_sched *sched = kvp_loop_sched(store->loop);
     if (atomic_load(&store->draining)) {
         return;
     }
-    KVB_LOG(INFO, "draining", KVB_U64("bound_ms", store->config->drain_bound));
     atomic_store(&store->draining, true);
     store->record.draining = true;
     if (store->cluster != NULL) {
         kvp_cluster_drain(store->cluster);
     }
-    kvp_server_drain(store->server);
-    store->gets = count_gets(store);
-    store->quiet_since_ns = kvb_now_ns(sched->clock);
-    store->leave_by_ns = kvb_deadline_in_ms(sched->clock, store->config->drain_bound);
-    kvb_sched_timer_set(sched, &store->look, store->quiet_since_ns);
+    store->leaving = (struct kvp_leaving){.sched = kvp_loop_sched(store->loop),
+                                          .share = store->share,
+                                          .server = store->server,
+                                          .over = go,
+                                          .ctx = store};
+    kvp_leaving_start(&store->leaving, store->config->drain_bound);
 }
 
 /* ---- the loop ---- */
@@ -394,7 +364,6 @@ kvb_status_t kvp_store_create(const struct kvp_store_config *config, struct kvp_
         return KVB_ERR_NO_MEMORY;
     }
     store->config = config;
-    kvb_timer_init(&store->look, on_look);
     kvb_status_t status = kvp_loop_create(&loop_ops, store, &store->loop);
     if (status != KVB_OK) {
         KVB_LOG(ERROR, "the event loop cannot be created; too few descriptors? (ulimit -n)",
@@ -434,7 +403,7 @@ void kvp_store_run(struct kvp_store *store)
 
 void kvp_store_destroy(struct kvp_store *store)
 {
-    kvb_sched_timer_clear(kvp_loop_sched(store->loop), &store->look);
+    kvp_leaving_stop(&store->leaving);
     if (store->control != NULL) {
         kvp_node_control_close(store->control);
     }

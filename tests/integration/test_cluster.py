@@ -167,6 +167,55 @@ class Cluster(harness.Case):
         self.assertGreater(stays.metric("kvplane_store_objects"), 0)
         self.clean(a, b, daemon, stays)
 
+    def test_a_daemon_that_ends_lets_others_read_its_share(self):
+        etcd = self.etcd()
+        leaves = self.daemon("--etcd", etcd.endpoints, "--cluster-listen", "127.0.0.1:0",
+                             "--node-name", "leaves", "--share-drain-bound", "60s",
+                             name="leaves", socket_name="leaves.sock")
+        daemon = self.cluster_daemon(etcd)
+        self.up(daemon, "leaves")
+        a = self.engine(leaves, "a", "--fingerprint")
+        b = self.engine(daemon, "b", "--fingerprint")
+        self.named(leaves, "a")
+        self.named(daemon, "b")
+        self.assertGreater(self.right(a.run(0, 40))["stored"], 0)
+        stays = self.store_node(etcd, name="stays")
+        self.up(daemon, "stays")
+
+        reading = b.command("run", first=0, count=40)
+        leaves.popen.send_signal(signal.SIGTERM)
+        harness.until("it leaves", lambda: leaves.get("/readyz")[0] == 503)
+        self.assertEqual(leaves.get("/livez")[0], 200)
+        self.assertEqual(leaves.post("/sleep")[0], 503)
+        got = self.right(b.wait(reading))
+        self.assertGreater(got["hits"], 0)
+        self.assertEqual(leaves.popen.wait(harness.DEADLINE_S), 0, leaves.stderr())
+        harness.until("gone for all", lambda: "leaves" not in nodes(daemon))
+        self.assertGreater(self.right(b.run(40, 20))["stored"], 0)
+        self.clean(a, b, daemon, stays)
+
+    def test_a_second_signal_ends_the_waiting_for_others(self):
+        etcd = self.etcd()
+        port = harness.free_ports(1)[0]
+        net = self.proxy(f"127.0.0.1:{port}")
+        leaves = self.daemon("--etcd", etcd.endpoints, "--cluster-listen", f"127.0.0.1:{port}",
+                             "--advertise", net.address, "--node-name", "leaves",
+                             "--share-drain-bound", "1h", name="leaves", socket_name="leaves.sock")
+        daemon = self.cluster_daemon(etcd)
+        self.up(daemon, "leaves")
+        a = self.engine(daemon, "a", "--fingerprint")
+        self.named(daemon, "a")
+        net.rule("there", after=20000, then="freeze")  # in the middle of a put
+        a.command("run", first=0, count=40)
+        harness.until("it is used", lambda: leaves.metric("kvplane_node_requests_running") > 0)
+        leaves.popen.send_signal(signal.SIGTERM)
+        harness.until("it leaves", lambda: "the share leaves" in leaves.stderr())
+        self.assertIsNone(leaves.popen.poll())
+        leaves.popen.send_signal(signal.SIGTERM)
+        self.assertEqual(leaves.popen.wait(harness.DEADLINE_S), 0, leaves.stderr())
+        for over in ("read no more", "its bound is over"):
+            self.assertNotIn(over, leaves.stderr())
+
     def test_everything_starts_without_etcd_and_joins_when_it_comes(self):
         etcd = self.etcd()
         etcd.kill()
