@@ -381,10 +381,10 @@ static void weigh_echoes(struct kvp_instance *instance, struct kvp_lineage_hello
             hello_p->fingerprints && (!worker || (session->flags & KVB_ENGINE_FINGERPRINTS) != 0);
         hello_p->update = hello_p->update || state->weight_change_running;
         hello_p->written = hello_p->written || state->weights_written;
-        if (scheduler) {
-            hello_p->local_reset_done = state->local_reset_done;
+        if (scheduler) { /* of one that stayed, what its hello said is long past */
+            hello_p->local_reset_done = session->fresh && state->local_reset_done;
         }
-        if (strcmp(session->weights_name, first->weights_name) != 0) {
+        if (!session->fresh || strcmp(session->weights_name, first->weights_name) != 0) {
             hello_p->weights_name = "";
         }
         /* A rank that stayed attached echoes what it has acknowledged since. */
@@ -446,8 +446,8 @@ static void adopt_scheduler(struct kvp_instance *instance, bool keep_stoppers)
     struct kvp_fsm *fsm = &instance->fsm;
     for (uint32_t i = 0; i < instance->nsessions; i++) {
         const struct kvp_session_of *session = &instance->sessions[i];
-        if ((session->rank->roles & KVB_ROLE_SCHEDULER) == 0) {
-            continue;
+        if ((session->rank->roles & KVB_ROLE_SCHEDULER) == 0 || !session->fresh) {
+            continue; /* of one that stayed, the daemon knows more than its hello said */
         }
         bool legal = kvp_fsm_scheduler(fsm, session->state.paused ? KVP_SCHED_SAYS_PAUSED
                                                                   : KVP_SCHED_SAYS_RUNNING);
@@ -465,27 +465,60 @@ static void adopt_scheduler(struct kvp_instance *instance, bool keep_stoppers)
     }
 }
 
+/* Did a session of this role stay while others came anew? */
+static bool stayed(const struct kvp_instance *instance, uint8_t roles)
+{
+    for (uint32_t i = 0; i < instance->nsessions; i++) {
+        const struct kvp_session_of *session = &instance->sessions[i];
+        if (instance->known && !session->fresh && (session->rank->roles & roles) != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What the daemon still goes by, of what it knew before. False: nothing, the engine alone says what
+ * it is. A rank that starts anew ends everything that was agreed about weights and caches, but
+ * where memory should be, and who stopped a scheduler that stayed, still holds. */
+static bool keep_knowledge(struct kvp_instance *instance, bool same_engine)
+{
+    struct kvp_fsm was = instance->fsm;
+    if (same_engine) {
+        return true;
+    }
+    kvp_fsm_init(&instance->fsm);
+    memset(&instance->load, 0, sizeof instance->load);
+    if (!stayed(instance, KVB_ROLE_SCHEDULER | KVB_ROLE_WORKER)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < was.ntags; i++) { /* in their places: `unregistered` counts by them */
+        (void)kvp_fsm_add_tag(&instance->fsm, was.tags[i].tag);
+    }
+    if (!stayed(instance, KVB_ROLE_SCHEDULER)) {
+        return false;
+    }
+    instance->fsm.stopped_by = was.stopped_by;
+    instance->fsm.pause_mode = was.pause_mode;
+    bool legal = kvp_fsm_scheduler(&instance->fsm, was.scheduler == KVP_SCHEDULER_RUNNING
+                                                       ? KVP_SCHED_SAYS_RUNNING
+                                                       : KVP_SCHED_SAYS_PAUSED);
+    kvb_assert(legal);
+    return true;
+}
+
 /* All ranks are there: weigh what they say, before anything runs. */
 static void attach(struct kvp_instance *instance)
 {
     struct kvb_lineage retired[KVB_RETIRED_MAX];
     struct kvp_lineage_hello hello = {.living = instance->known};
     weigh_echoes(instance, &hello, retired);
-    bool same_engine = instance->known && !kvb_id_none(hello.token.id);
-    if (!same_engine) {
-        /* Another engine, or one we know nothing of: it alone says what it is. */
-        kvp_fsm_init(&instance->fsm);
-        for (uint32_t i = 0; i < instance->nsessions; i++) {
-            instance->sessions[i].unregistered = 0;
-        }
-        memset(&instance->load, 0, sizeof instance->load);
-    }
+    bool keep_stoppers = keep_knowledge(instance, instance->known && !kvb_id_none(hello.token.id));
     enum kvb_residency want[KVB_TAGS_MAX];
     memcpy(want, instance->want, sizeof want);
     uint32_t knew = instance->fsm.ntags;
     adopt_tags(instance);
     memcpy(instance->want, want, knew * sizeof want[0]);
-    adopt_scheduler(instance, same_engine);
+    adopt_scheduler(instance, keep_stoppers);
     if (hello.update && instance->fsm.bracket == KVP_BRACKET_NONE) {
         enum kvp_bracket_effect begins; /* attaching leaves anyhow */
         bool legal = kvp_fsm_bracket(&instance->fsm, KVP_BEV_SAYS_RUNNING, &begins);
@@ -728,10 +761,12 @@ void kvp_instance_rank_gone(struct kvp_instance *instance, struct kvp_rank *rank
         }
     }
     rank->stay = NULL;
-    if (!instance->attached) {
+    bool whole = instance->attached;
+    instance->attached = false;
+    kvp_op_rank_gone(instance);
+    if (!whole) {
         return;
     }
-    instance->attached = false;
     snprintf(instance->message, sizeof instance->message, "rank %u: %.200s", rank->index, reason);
     KVB_LOG(WARN, "instance disconnected", KVB_STR("instance", instance->name),
             KVB_STR("reason", instance->message));

@@ -57,6 +57,7 @@ struct kvp_op {
     uint32_t pos;
     struct kvp_plan undo;
     bool undoing;
+    bool gone_awaited;    /* a rank is about to be gone; then what is left is undone */
     enum kvp_step failed; /* the step that is why */
     bool no_return;
     bool cancel;
@@ -153,6 +154,8 @@ void kvp_instance_pump(struct kvb_event *event);
 void kvp_op_pump(struct kvp_instance *instance);
 void kvp_op_step_done(struct kvp_op *op, kvb_status_t status);
 /* Waiting operations and those beside are answered; the one running ends by its calls. */
+/* A rank was taken off the instance. */
+void kvp_op_rank_gone(struct kvp_instance *instance);
 void kvp_op_fail_waiting(struct kvp_instance *instance, kvb_status_t status, const char *message);
 void kvp_op_destroy_all(struct kvp_instance *instance);
 void kvp_op_destroy_rejected(struct kvp_fleet *fleet);

@@ -22,6 +22,11 @@ static void advance(struct kvp_op *op);
 static void on_turn_over(struct kvb_timer *timer);
 static void on_retry(struct kvb_timer *timer);
 static void on_moved(struct kvb_event *event);
+static void on_gone(struct kvb_timer *timer);
+
+enum {
+    GONE_MS = 5000
+}; /* from a rank's last call to its end being told: its transfers are stopped */
 
 void kvp_op_say(struct kvp_op *op, const char *format, ...)
 {
@@ -437,18 +442,24 @@ void kvp_fleet_forget(struct kvp_fleet *fleet, void *arg)
 
 /* ---- running ---- */
 
+/* Takes no slot. */
+static bool beside(const struct kvp_op *op)
+{
+    return op->ask.operation == KVP_OP_RELAY && !op->internal;
+}
+
 static void finish(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
     struct kvp_fsm *fsm = &instance->fsm;
-    if (op->ask.operation == KVP_OP_RELAY && !op->internal) {
+    if (beside(op)) {
         kvb_list_remove(&op->link);
         instance->nbeside--;
         answer(op);
         op_free(op);
         return;
     }
-    if (instance->attached) {
+    if (instance->nsessions > 0) {
         kvp_instance_refresh_tags(instance, op->undoing ? &op->undo : &op->plan);
     }
     if (op->status == KVB_OK) {
@@ -520,10 +531,24 @@ static void on_retry(struct kvb_timer *timer)
     advance(kvb_container_of(timer, struct kvp_op, timer));
 }
 
+/* Brings memory back: also on the ranks that are left when one went. The rest of an undo waits
+ * until that one is there again. */
+static bool brings_memory_back(enum kvp_step step)
+{
+    return step == KVP_STEP_STATE || step == KVP_STEP_RESTORE || step == KVP_STEP_REGISTER ||
+           step == KVP_STEP_UNREGISTER || step == KVP_STEP_OFFLOAD || step == KVP_STEP_RELEASE_BACK;
+}
+
 static void begin_undo(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
-    if (op->status == KVB_ERR_DISCONNECTED || !instance->attached) {
+    if (op->status == KVB_ERR_DISCONNECTED && instance->attached && !op->gone_awaited) {
+        /* Its calls end before the rank is gone: undone is what is left after that. */
+        op->gone_awaited = true;
+        set_timer(op, on_gone, kvp_instance_in_ms(instance, GONE_MS));
+        return;
+    }
+    if (!instance->attached && (op->internal || kvp_instance_any_unknown(instance))) {
         finish(op); /* attaching again reconciles */
         return;
     }
@@ -544,6 +569,19 @@ static void begin_undo(struct kvp_op *op)
     op->drain_deadline_ns = kvp_instance_in_ms(instance, op->fleet->config.bounds.drain_ms);
     op->pos = 0;
     advance(op);
+}
+
+static void on_gone(struct kvb_timer *timer)
+{
+    begin_undo(kvb_container_of(timer, struct kvp_op, timer));
+}
+
+void kvp_op_rank_gone(struct kvp_instance *instance)
+{
+    struct kvp_op *op = instance->running;
+    if (op != NULL && op->gone_awaited && !op->undoing) {
+        set_timer(op, on_gone, kvb_now_ns(op->fleet->config.sched->clock)); /* a turn of its own */
+    }
 }
 
 static void step_failed(struct kvp_op *op)
@@ -567,7 +605,7 @@ static void step_failed(struct kvp_op *op)
         return;
     }
     op->status = op->cancel ? KVB_ERR_CANCELED : op->step_status;
-    if (op->ask.operation == KVP_OP_RELAY) {
+    if (beside(op)) {
         kvp_op_say(op, "%s", kvb_status_text(op->step_status));
         finish(op);
         return;
@@ -611,10 +649,16 @@ static void advance(struct kvp_op *op)
     log_as(op);
     for (;;) {
         const struct kvp_plan *plan = kvp_op_plan(op);
-        if (!op->instance->attached) {
+        if (!op->instance->attached && !op->undoing) {
             op->status = KVB_ERR_DISCONNECTED;
-            kvp_op_say(op, "the engine went away");
-            finish(op);
+            kvp_op_say(op, "%s",
+                       op->instance->message[0] != '\0' ? op->instance->message
+                                                        : "the engine went away");
+            if (op->no_return || op->pos == plan->nsteps || beside(op)) {
+                finish(op); /* attaching again reconciles */
+            } else {
+                begin_undo(op);
+            }
             break;
         }
         if (op->cancel && !op->undoing && !op->no_return && op->pos < plan->nsteps) {
@@ -630,6 +674,10 @@ static void advance(struct kvp_op *op)
             break;
         }
         enum kvp_step step = (enum kvp_step)plan->steps[op->pos];
+        if (!op->instance->attached && !brings_memory_back(step)) {
+            op->pos++;
+            continue;
+        }
         const struct kvp_step_info *info = kvp_step_info(step);
         snprintf(op->record.step, sizeof op->record.step, "%s", info->label);
         op->no_return = op->no_return || (info->no_return && !op->undoing && !op->internal);

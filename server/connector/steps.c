@@ -120,7 +120,9 @@ void kvp_instance_refresh_tags(struct kvp_instance *instance, const struct kvp_p
         bool legal = kvp_fsm_tag(&instance->fsm, tag, tag_event(done, tag, aggregate(instance, i)));
         kvb_assert(legal);
     }
-    kvp_instance_tell_resident(instance, kvp_fsm_all_resident(&instance->fsm));
+    if (instance->attached) {
+        kvp_instance_tell_resident(instance, kvp_fsm_all_resident(&instance->fsm));
+    }
 }
 
 void kvp_instance_tell_resident(struct kvp_instance *instance, bool resident)

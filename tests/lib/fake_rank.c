@@ -38,8 +38,10 @@ struct fake_call {
 const char *fake_fault_text(enum fake_fault fault)
 {
     static const char *const texts[] = {
-        [FAKE_OK] = "ok",     [FAKE_ERROR] = "error", [FAKE_SILENT] = "silent",
-        [FAKE_LATE] = "late", [FAKE_SLOW] = "slow",   [FAKE_DIE] = "die"};
+        [FAKE_OK] = "ok",         [FAKE_ERROR] = "error",
+        [FAKE_SILENT] = "silent", [FAKE_LATE] = "late",
+        [FAKE_SLOW] = "slow",     [FAKE_DIE] = "die",
+        [FAKE_VANISH] = "vanish", [FAKE_VANISH_OTHER] = "another vanishes"};
     return texts[fault];
 }
 
@@ -82,7 +84,8 @@ static void do_release(struct fake_rank *rank, const struct kvb_link_release *ms
         kvb_assert(!tag->registered); /* P3: no pin outlives its mapping */
         kvb_assert(rank->transfers == 0 || tag->residency != KVB_RESIDENT);
         if (msg->commit) {
-            kvb_assert(rank->engine->paused || tag->residency != KVB_RESIDENT);
+            kvb_assert(rank->engine->paused || tag->residency != KVB_RESIDENT ||
+                       rank->engine->ranks[0].instance == NULL); /* nobody schedules */
             tag->residency = msg->tags[i].offload ? KVB_OFFLOADED : KVB_DISCARDED;
             tag->handed = false;
         }
@@ -218,6 +221,7 @@ static bool effect(struct fake_call *call)
         return false;
     case KVB_LINK_RESUME:
         for (uint32_t r = 0; r < engine->nranks; r++) {
+            kvb_assert(engine->ranks[r].instance != NULL); /* nor without a rank */
             for (uint32_t t = 0; t < FAKE_TAGS; t++) {
                 /* work is never scheduled onto memory that is not there */
                 kvb_assert(engine->ranks[r].tags[t].residency == KVB_RESIDENT);
@@ -303,16 +307,25 @@ static void start_dying(struct fake_rank *rank)
     }
 }
 
+static void start_dying_alone(struct fake_rank *rank)
+{
+    rank->dying = true;
+    rank->alone = true;
+    kvb_sched_post(&rank->engine->sim->sched, &rank->gone);
+}
+
 static void on_call(struct kvb_event *event)
 {
     struct fake_call *call = kvb_container_of(event, struct fake_call, event);
+    struct fake_engine *engine = call->rank->engine;
     if (call->done_already) {
         complete(call, call->status);
         return;
     }
     /* Drain, unregister and register are the link's own: they do all or nothing, and say so. */
     bool link_only = call->type == KVB_LINK_EVENT || call->type == KVB_LINK_REGISTER_REGION;
-    if (link_only && call->fault != FAKE_OK && call->fault != FAKE_DIE) {
+    if (link_only && call->fault != FAKE_OK && call->fault != FAKE_DIE &&
+        call->fault != FAKE_VANISH && call->fault != FAKE_VANISH_OTHER) {
         complete(call, call->register_ ? KVB_ERR_NO_MEMORY : KVB_ERR_TIMEOUT);
         return;
     }
@@ -334,6 +347,17 @@ static void on_call(struct kvb_event *event)
         return;
     case FAKE_DIE:
         start_dying(call->rank);
+        return;
+    case FAKE_VANISH:
+        start_dying_alone(call->rank);
+        return;
+    case FAKE_VANISH_OTHER:
+        start_dying_alone(&engine->ranks[(call->rank->rank.index + 1) % engine->nranks]);
+        call->fault = FAKE_OK;
+        if (effect(call)) { /* answered after the other one is gone */
+            call->done_already = true;
+            kvb_sched_post(&engine->sim->sched, &call->event);
+        }
         return;
     }
 }
@@ -542,8 +566,13 @@ static void on_gone(struct kvb_event *event)
     struct fake_engine *engine = rank->engine;
     rank_gone(rank);
     if (rank->dying) {
+        bool keeps = rank->alone && rank != &engine->ranks[0]; /* the scheduler went on */
         rank->dying = false;
+        rank->alone = false;
         restart_rank(rank);
+        if (keeps) {
+            return;
+        }
         engine->paused = false;
         engine->busy = engine->held = engine->cached = 0;
         engine->local_reset_done = true;
@@ -626,6 +655,13 @@ void fake_engine_restart(struct fake_engine *engine)
         on_gone(&engine->ranks[i].gone);
         kvb_sched_unpost(&engine->ranks[i].gone);
     }
+}
+
+void fake_engine_lose_rank(struct fake_engine *engine, uint32_t index)
+{
+    engine->ranks[index].dying = true;
+    engine->ranks[index].alone = true;
+    on_gone(&engine->ranks[index].gone);
 }
 
 bool fake_engine_attached(const struct fake_engine *engine)

@@ -23,6 +23,8 @@ enum fake_fault {
     FAKE_LATE,   /* done at once, but the answer comes after the daemon gave up */
     FAKE_SLOW,   /* done only after the daemon gave up */
     FAKE_DIE,    /* the engine process dies instead, and starts again on fake_engine_attach() */
+    FAKE_VANISH, /* that rank alone dies, and starts again on fake_engine_attach() */
+    FAKE_VANISH_OTHER, /* that rank is answered, and the next one dies alone */
     FAKE_FAULT_COUNT
 };
 const char *fake_fault_text(enum fake_fault fault);
@@ -45,6 +47,7 @@ struct fake_rank {
     uint32_t transfers; /* running puts and gets */
     struct kvb_list calls;
     bool dying;
+    bool alone; /* its fellows do not die with it */
     bool refuses_unregister;
     bool refuses_release; /* answers every RELEASE that would free memory with an error */
     struct kvb_event gone;
@@ -89,6 +92,8 @@ void fake_engine_attach(struct fake_engine *engine);
 void fake_engine_drop_link(struct fake_engine *engine);
 /* It dies: what it held is gone, and it starts anew with everything resident. */
 void fake_engine_restart(struct fake_engine *engine);
+/* That rank alone dies; it starts anew on fake_engine_attach(). */
+void fake_engine_lose_rank(struct fake_engine *engine, uint32_t index);
 bool fake_engine_attached(const struct fake_engine *engine);
 /* Ends running requests and transfers. */
 void fake_engine_finish_requests(struct fake_engine *engine);

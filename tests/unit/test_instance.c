@@ -1179,3 +1179,51 @@ Test(instance, the_fault_switch_leaves_nothing_at_reset_sleep_and_update)
     }
 }
 #endif
+
+/* Each of four ranks dies alone and comes back, in every state. Where memory should be is where it
+ * is in the end, on all of them; nothing that was cached or agreed before counts any more. */
+Test(instance, a_rank_that_dies_alone_is_brought_to_where_its_fellows_are)
+{
+    static const char *const states[][2] = {
+        {"", ""}, {"pause keep", "resume"}, {"sleep 1", "wake"}, {"sleep 2", "wake"}};
+    for (size_t s = 0; s < sizeof states / sizeof states[0]; s++) {
+        for (uint32_t r = 0; r < 4; r++) {
+            struct world w;
+            world_open(&w, 4, true);
+            if (states[s][0][0] != '\0') {
+                cr_assert_eq(world_do(&w, states[s][0])->status, KVB_OK);
+            }
+            struct kvp_view before = world_view(&w);
+            struct kvb_token before_token = w.engine.ranks[0].lineage.token;
+            w.engine.cached = 3; /* of the scheduler, found there by prefix */
+            uint64_t resets = w.engine.resets;
+            fake_engine_lose_rank(&w.engine, r);
+            struct kvp_view view = world_view(&w);
+            cr_assert(!view.attached && !view.ready && view.ranks == 3);
+            cr_assert_eq(world_do(&w, "wake")->status, KVB_ERR_BAD_STATE);
+            fake_engine_attach(&w.engine);
+            sim_advance(&w.sim, 60000);
+            view = world_view(&w);
+            cr_assert(view.attached);
+            cr_assert_not(kvb_token_equal(w.engine.ranks[3 - r].lineage.token, before_token));
+            cr_assert(r == 0 || w.engine.resets > resets, "%s: not reset", states[s][0]);
+            for (uint32_t t = 0; t < 2; t++) {
+                cr_assert_eq(view.tags[t].residency, before.tags[t].residency);
+                for (uint32_t k = 0; k < 4; k++) {
+                    cr_assert_eq(w.engine.ranks[k].tags[t].residency,
+                                 w.engine.ranks[0].tags[t].residency, "%s, rank %u: %u differs",
+                                 states[s][0], r, k);
+                }
+            }
+            /* a scheduler that stayed stays stopped by whom it was stopped */
+            cr_assert(r == 0 || view.stopped_by == before.stopped_by, "%s: %x", states[s][0],
+                      view.stopped_by);
+            if (states[s][1][0] != '\0') {
+                cr_assert_eq(world_do(&w, states[s][1])->status, KVB_OK);
+            }
+            cr_assert(fake_engine_serves(&w.engine) && fake_engine_open(&w.engine), "%s, rank %u",
+                      states[s][0], r);
+            world_close(&w);
+        }
+    }
+}

@@ -83,6 +83,27 @@ static void view_is_true(struct world *w, const char *where)
     cr_assert(!view.ready || fake_engine_serves(&w->engine), "%s", where);
 }
 
+/* Of the ranks that are left when one went: all as before, or all as it was to be; and what is
+ * there is registered. */
+static void fellows_agree(const struct world *w, uint32_t before, uint32_t after, const char *where)
+{
+    uint32_t all = UINT32_MAX;
+    for (uint32_t r = 0; r < w->engine.nranks; r++) {
+        const struct fake_rank *rank = &w->engine.ranks[r];
+        if (rank->instance == NULL) {
+            continue;
+        }
+        uint32_t mine = rank->tags[0].residency * 8 + (uint32_t)rank->tags[1].residency;
+        cr_assert(mine == before || mine == after, "%s: rank %u is left at %u", where, r, mine);
+        cr_assert(all == UINT32_MAX || all == mine, "%s: rank %u differs", where, r);
+        all = mine;
+        for (uint32_t t = 0; t < FAKE_TAGS; t++) {
+            cr_assert(rank->tags[t].registered == (rank->tags[t].residency == KVB_RESIDENT),
+                      "%s: rank %u, %s: mapped and not registered", where, r, rank->tags[t].tag);
+        }
+    }
+}
+
 /* One run with the nth call of the operation going wrong. False: it has no nth call. */
 static bool run(const struct scenario *scenario, uint32_t ranks, enum fake_fault fault,
                 uint64_t nth)
@@ -113,11 +134,20 @@ static bool run(const struct scenario *scenario, uint32_t ranks, enum fake_fault
     }
     sim_advance(&w.sim, 900000); /* what the daemon does by itself */
     died = !fake_engine_attached(&w.engine);
+    if (died && fault >= FAKE_VANISH) {
+        cr_assert_not(world_view(&w).ready);
+        cr_assert_not(world_view(&w).attached);
+        fellows_agree(&w, before, after, where);
+        fake_engine_attach(&w.engine);
+        sim_advance(&w.sim, 900000);
+        died = false;
+    }
     uint32_t now = memory_of(&w.engine);
     if (!died) {
         cr_assert_neq(now, UINT32_MAX, "%s: the ranks differ", where);
         cr_assert(now == before || now == after, "%s: neither as before nor done (%u)", where, now);
-        cr_assert(told->status != KVB_OK || now == after, "%s: success, but not done", where);
+        cr_assert(told->status != KVB_OK || now == after || fault >= FAKE_VANISH,
+                  "%s: success, but not done", where);
         view_is_true(&w, where);
         struct kvp_view view = world_view(&w);
         if (now == before && before != after && ran) {
@@ -153,12 +183,12 @@ static bool run(const struct scenario *scenario, uint32_t ranks, enum fake_fault
 
 static void every_call(enum fake_fault fault)
 {
-    for (uint32_t ranks = 1; ranks <= 2; ranks++) {
+    for (uint32_t ranks = fault >= FAKE_VANISH ? 2 : 1; ranks <= 4; ranks *= 2) {
         for (size_t s = 0; s < sizeof scenarios / sizeof scenarios[0]; s++) {
             uint64_t nth = 1;
             while (run(&scenarios[s], ranks, fault, nth)) {
                 nth++;
-                cr_assert_lt(nth, 100);
+                cr_assert_lt(nth, 200);
             }
         }
     }
@@ -187,4 +217,14 @@ Test(instance_failures, done_only_after_the_daemon_gave_up_at_any_call)
 Test(instance_failures, the_engine_dies_at_any_call)
 {
     every_call(FAKE_DIE);
+}
+
+Test(instance_failures, a_rank_vanishes_at_any_call_and_its_fellows_do_not)
+{
+    every_call(FAKE_VANISH);
+}
+
+Test(instance_failures, a_rank_vanishes_while_another_is_asked)
+{
+    every_call(FAKE_VANISH_OTHER);
 }
