@@ -4,7 +4,9 @@
  * transport, between the socket and the share's extents.
  *
  *   put   reserve -> receive -> commit, if the body is there and its checksum was right; every
- *         other way out revokes. The copy has come to its end by then, so the space is free at once
+ *         other way out revokes. A body that is not there when the attempt's time is over is not
+ *         waited for: the request is answered, which keeps the rest of it from the space. Nobody
+ *         writes there at a revoke, so the space is free at once
  *   get   find -> answer with the body -> release, which is the check: a ticket that was lost
  *         meanwhile makes the body worthless, and the asker is told so in its trailer
  *
@@ -37,9 +39,12 @@ struct op {
     };
     uint64_t checksum; /* put: of what was received */
     struct kvs_extents extents;
+    struct kvb_timer over; /* put: until its body is there */
     struct kvb_timer hold; /* fault runs */
     void (*after_hold)(struct op *op);
 };
+
+static void on_over(struct kvb_timer *timer);
 
 static void on_hold_over(struct kvb_timer *timer)
 {
@@ -53,6 +58,7 @@ static struct op *create_op(void)
     if (op != NULL) {
         kvb_list_init(&op->link);
         kvs_extents_init(&op->extents);
+        kvb_timer_init(&op->over, on_over);
         kvb_timer_init(&op->hold, on_hold_over);
     }
     return op;
@@ -89,9 +95,8 @@ static struct op *begin(struct kvs_service *service, struct kvt_request *request
 static void end(struct op *op, kvb_status_t status, uint64_t len)
 {
     struct kvs_service *service = op->service;
-    kvb_assert(!kvb_timer_armed(&op->hold));
+    kvb_assert(!kvb_timer_armed(&op->over) && !kvb_timer_armed(&op->hold));
     kvs_count_answer(&service->counts, op->put ? KVS_PUT : KVS_GET, status, len);
-    op->request->state = NULL;
     kvb_list_remove(&op->link);
     kvb_list_push_front(&service->idle, &op->link);
     (void)atomic_fetch_sub_explicit(&service->running, 1, memory_order_relaxed);
@@ -154,10 +159,20 @@ static void revoke(struct op *op)
     kvs_share_poke(op->service->share, false);
 }
 
+/* Answered first: where its body is on the way still, that is what stops it. */
 static void put_failed(struct op *op, kvb_status_t status)
 {
+    kvb_sched_timer_clear(op->service->sched, &op->over);
+    kvt_answer(op->request, status, NULL, 0);
     revoke(op);
-    end_and_answer(op, status, 0);
+    end(op, status, 0);
+}
+
+static void on_over(struct kvb_timer *timer)
+{
+    struct op *op = kvb_container_of(timer, struct op, over);
+    kvb_sched_timer_clear(op->service->sched, &op->hold);
+    put_failed(op, KVB_ERR_TIMEOUT);
 }
 
 static void put_commit(struct op *op)
@@ -178,6 +193,7 @@ void kvs_serve_received(void *ctx, struct kvt_request *request, kvb_status_t sta
 {
     (void)ctx;
     struct op *op = request->state;
+    kvb_sched_timer_clear(op->service->sched, &op->over);
     if (status != KVB_OK) {
         put_failed(op, status);
         return;
@@ -212,6 +228,7 @@ static void put_reserve(struct op *op)
     kvb_mutex_unlock(&op->shard->lock);
     if (status == KVB_OK) {
         op->reserved = true;
+        kvb_sched_timer_set(service->sched, &op->over, put.deadline_ns);
         kvs_share_poke(service->share, false);
         step(op, put_receive);
     } else if (status == KVB_ERR_AGAIN) {
@@ -338,6 +355,7 @@ void kvs_serve_gone(void *ctx, struct kvt_request *request)
 {
     (void)ctx;
     struct op *op = request->state;
+    kvb_sched_timer_clear(op->service->sched, &op->over);
     kvb_sched_timer_clear(op->service->sched, &op->hold);
     if (!op->put) {
         (void)release(op);

@@ -297,6 +297,10 @@ static inline void fake_request_answer_(struct kvt_request *request, kvb_status_
                                         const void *answer, uint32_t len)
 {
     struct fake_exchange *exchange = fake_exchange_of_(request);
+    if (exchange->stage == FAKE_RECEIVING) { /* given up: what comes of it goes by */
+        (void)fake_end_body_(exchange);
+        exchange->stage = FAKE_SERVING;
+    }
     fake_answer_(exchange, status, answer, len);
     exchange->stage = FAKE_ANSWERED;
 }
