@@ -75,6 +75,7 @@ enum kvplane_result {
     KVPLANE_ERR_DISCONNECTED = -31, /* the daemon is gone; see kvplane_callbacks.disconnected */
     KVPLANE_ERR_UNAVAILABLE = -32,
     KVPLANE_ERR_REFUSED = -33, /* hello refused; kvplane_last_error() says why and what to change */
+    KVPLANE_ERR_DRAINING = -34, /* put: its place is about to leave; the next one goes elsewhere */
     KVPLANE_ERR_NO_MEMORY = -40,
     KVPLANE_ERR_IO = -41,
     KVPLANE_ERR_LIMIT = -42,

@@ -32,6 +32,7 @@
     X(ERR_DISCONNECTED, 503, 0)                                                                    \
     X(ERR_UNAVAILABLE, 503, 0)                                                                     \
     X(ERR_REFUSED, 500, 0)                                                                         \
+    X(ERR_DRAINING, 503, 1)                                                                        \
     X(ERR_NO_MEMORY, 503, 1)                                                                       \
     X(ERR_IO, 500, 0)                                                                              \
     X(ERR_LIMIT, 503, 1)                                                                           \

@@ -284,6 +284,7 @@ enum kvs_verdict kvs_verdict(kvb_status_t status)
     case KVB_ERR_TICKET:
     case KVB_ERR_NO_SPACE:
     case KVB_ERR_QUOTA:
+    case KVB_ERR_DRAINING: /* a word about puts; it is read still */
         return KVS_NODE_ANSWERED;
     case KVB_ERR_UNAVAILABLE:
     case KVB_ERR_DISCONNECTED:

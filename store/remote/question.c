@@ -143,6 +143,8 @@ static void on_done(struct kvt_transfer *transfer, kvb_status_t status)
         len = stored_len(question);
     } else if (status == KVB_ERR_CHECKSUM && call->base->batch->op == KVS_GET) {
         have_scrubbed(question);
+    } else if (status == KVB_ERR_DRAINING) {
+        kvs_report_draining(remote);
     } else if (status == KVB_ERR_DISCONNECTED) {
         status = KVB_ERR_UNAVAILABLE; /* the node is gone, or what it would have said of it is */
     }

@@ -66,6 +66,8 @@ void kvs_question_cleanup(struct kvs_remote *remote);
 /* A way came, or went; ctx: it. */
 extern const struct kvt_peer_ops kvs_report_peer_ops;
 void kvs_report_init(struct kvs_remote *remote);
+/* It has said so in an answer. */
+void kvs_report_draining(struct kvs_remote *remote);
 void kvs_report_cleanup(struct kvs_remote *remote);
 
 #endif

@@ -51,6 +51,14 @@ static void on_report(struct kvt_transfer *transfer, kvb_status_t status)
     tell(remote);
 }
 
+void kvs_report_draining(struct kvs_remote *remote)
+{
+    if (remote->status.up && !remote->status.draining) {
+        remote->status.draining = true;
+        tell(remote);
+    }
+}
+
 static void ask_for_report(struct kvs_remote *remote)
 {
     kvb_sched_timer_set(remote->sched, &remote->report_due,

@@ -259,7 +259,7 @@ void kvs_serve_put(struct kvs_service *service, struct kvt_request *request,
                    const struct kvs_core_where *where)
 {
     if (atomic_load_explicit(&service->draining, memory_order_relaxed)) {
-        kvt_answer(request, KVB_ERR_UNAVAILABLE, NULL, 0);
+        kvt_answer(request, KVB_ERR_DRAINING, NULL, 0);
         return;
     }
     struct op *op = begin(service, request, where);

@@ -663,6 +663,7 @@ Test(health, what_says_nothing_of_the_node_does_not_count)
         {KVB_ERR_EXISTS, false},     {KVB_ERR_NO_SPACE, false},    {KVB_ERR_QUOTA, false},
         {KVB_ERR_GENERATION, false}, {KVB_ERR_NO_MEMORY, false},   {KVB_ERR_TOO_LARGE, false},
         {KVB_ERR_CANCELED, false},   {KVB_ERR_FENCED, false},      {KVB_ERR_TICKET, false},
+        {KVB_ERR_DRAINING, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (uint32_t refused = 0; refused < 2; refused++) {

@@ -62,6 +62,7 @@ Test(status, numbers_of_released_statuses_never_change)
         {KVB_ERR_DISCONNECTED, -31},
         {KVB_ERR_UNAVAILABLE, -32},
         {KVB_ERR_REFUSED, -33},
+        {KVB_ERR_DRAINING, -34},
         {KVB_ERR_NO_MEMORY, -40},
         {KVB_ERR_IO, -41},
         {KVB_ERR_LIMIT, -42},

@@ -37,6 +37,7 @@
     X(ERR_DISCONNECTED, -31, "disconnected", "the peer went away")                                 \
     X(ERR_UNAVAILABLE, -32, "unavailable", "cannot be reached")                                    \
     X(ERR_REFUSED, -33, "refused", "the peer refused")                                             \
+    X(ERR_DRAINING, -34, "draining", "takes nothing new: it is about to leave")                    \
     /* this process is at fault or out of something */                                             \
     X(ERR_NO_MEMORY, -40, "no_memory", "out of memory")                                            \
     X(ERR_IO, -41, "io", "a system call failed")                                                   \

@@ -31,7 +31,7 @@ struct kvs_space {
 enum kvs_batch_op {
     KVS_EXISTS, /* status OK or NOT_FOUND per item; with hold: found objects are held */
     KVS_PUT,    /* OK, EXISTS (the first stays), NO_SPACE, QUOTA, TOO_LARGE, GENERATION, TIMEOUT,
-                   CANCELED, FENCED (retired) */
+                   CANCELED, FENCED (retired), DRAINING (the next one goes elsewhere) */
     KVS_GET,    /* OK, NOT_FOUND, CHECKSUM, TICKET, GENERATION, TIMEOUT, CANCELED; TOO_LARGE: stored
                    length differs */
     KVS_REMOVE, /* asked of every node, wherever an object may have been placed. OK, NOT_FOUND: it

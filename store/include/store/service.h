@@ -31,8 +31,8 @@ KVB_MUST_USE kvb_status_t kvs_service_create(const struct kvs_service_config *co
                                              struct kvs_service **service_p);
 void kvs_service_destroy(struct kvs_service *service); /* closes its lanes; NULL: nothing */
 KVB_MUST_USE kvb_status_t kvs_service_adopt(struct kvs_service *service, int fd);
-/* Any thread. New puts are answered UNAVAILABLE; gets and lookups go on. Peers learn it when they
- * next ask for the status, so that they place nothing new here. */
+/* Any thread. New puts are answered DRAINING; gets and lookups go on. Peers learn it from that
+ * answer, or when they next ask for the status, and place nothing new here. */
 void kvs_service_drain(struct kvs_service *service);
 /* Any thread. Puts and gets that are not over yet. */
 uint32_t kvs_service_running(const struct kvs_service *service);
