@@ -7,7 +7,10 @@
  * counts), so a put that cannot be helped evicts nothing.
  *
  * Each tenant has queues run by SIEVE: new objects come in at the young end, a hand walks from old
- * to young, spares what was used since it last passed (once), and takes the first that was not. One
+ * to young, spares what was used since it last passed (once), and takes the first that was not. It
+ * does not enter the young half of the queue, but begins again at the old end: where much is put
+ * and little is read, it would else stand right behind the young end and take what was put just
+ * now, before it could be read. One
  * queue for objects with whole pages and one without, because they yield different things; the hand
  * that stands at the older object is asked first. Among tenants, of a few in turn the one whose
  * hand stands at the oldest object: with few tenants that is the oldest of all. A tenant over its
@@ -31,6 +34,7 @@
 #define EXPIRE_WORK   1024u /* leases */
 #define SPARE_MAX     128u  /* objects spared before one is taken as it comes */
 #define TENANTS_ASKED 8u
+#define PATIENCE      4u /* queues' worth of objects, after which who was spared is asked again */
 
 /* ---- queues ---- */
 
@@ -74,18 +78,44 @@ static struct queue *queue_of(struct kvs_core *core, const struct object *object
     return &tenant_at(core, tenant)->queues[soft][queue_kind(object)];
 }
 
+/* The young half has become too much of the whole: its oldest leave it. One at most, after each
+ * object that came or went. */
+static void age(struct kvs_core *core, struct queue *queue)
+{
+    while (2 * queue->nfresh > queue->n) {
+        struct object *object = object_at(core, queue->fresh);
+        object->flags &= (uint8_t)~OBJECT_FRESH;
+        queue->fresh = object->queue_next;
+        queue->nfresh--;
+    }
+}
+
+/* At the young half it turns back; and after a while in any case, since one that takes as fast as
+ * others are put gets no nearer to it. */
+static void hand_passes(struct queue *queue, const struct object *object)
+{
+    uint32_t next = object->queue_next;
+    bool far = next == queue->fresh || queue->taken / PATIENCE >= queue->n;
+    queue->hand = far ? 0 : next;
+    queue->taken = far ? 0 : queue->taken;
+}
+
 void kvs_queue_add(struct kvs_core *core, uint32_t handle)
 {
     struct object *object = object_at(core, handle);
     uint32_t link;
     struct queue *queue = queue_of(core, object, &link);
     bool soft = (object->flags & OBJECT_SOFT) != 0;
-    object->flags |= OBJECT_QUEUED;
+    object->flags |= OBJECT_QUEUED | OBJECT_FRESH;
     object->stamp = core->next_stamp++;
     object->queue_prev = queue->young;
     object->queue_next = 0;
     *(queue->young != 0 ? &object_at(core, queue->young)->queue_next : &queue->old) = handle;
     queue->young = handle;
+    queue->fresh = queue->fresh != 0 ? queue->fresh : handle;
+    queue->n++;
+    queue->nfresh++;
+    age(core, queue);
     if (tenant_at(core, link - 1)->nqueued[soft]++ == 0) {
         ring_add(core, link, soft);
     }
@@ -98,13 +128,20 @@ void kvs_queue_remove(struct kvs_core *core, uint32_t handle)
     struct queue *queue = queue_of(core, object, &link);
     bool soft = (object->flags & OBJECT_SOFT) != 0;
     if (queue->hand == handle) {
-        queue->hand = object->queue_next;
+        queue->taken++;
+        hand_passes(queue, object);
+    }
+    if (queue->fresh == handle) {
+        queue->fresh = object->queue_next;
     }
     *(object->queue_prev != 0 ? &object_at(core, object->queue_prev)->queue_next : &queue->old) =
         object->queue_next;
     *(object->queue_next != 0 ? &object_at(core, object->queue_next)->queue_prev : &queue->young) =
         object->queue_prev;
-    object->flags &= (uint8_t)~OBJECT_QUEUED;
+    queue->n--;
+    queue->nfresh -= (object->flags & OBJECT_FRESH) != 0;
+    object->flags &= (uint8_t) ~(OBJECT_QUEUED | OBJECT_FRESH);
+    age(core, queue);
     if (--tenant_at(core, link - 1)->nqueued[soft] == 0) {
         ring_remove(core, link, soft);
     }
@@ -134,7 +171,7 @@ static void spare(struct kvs_core *core, uint32_t handle)
     struct object *object = object_at(core, handle);
     uint32_t link;
     object->flags &= (uint8_t)~OBJECT_VISITED;
-    queue_of(core, object, &link)->hand = object->queue_next;
+    hand_passes(queue_of(core, object, &link), object);
 }
 
 static bool block_in_use(const struct kvs_core *core, const struct object *object)

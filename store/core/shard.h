@@ -38,6 +38,7 @@ enum object_flag {
     OBJECT_HARD = 4,
     OBJECT_QUEUED = 8,  /* in an eviction queue */
     OBJECT_LOCKED = 16, /* counted as not evictable */
+    OBJECT_FRESH = 32,  /* in the young half of its queue */
 };
 
 struct object {
@@ -84,11 +85,16 @@ struct scope {
     uint64_t value_bytes; /* LIVE */
 };
 
-/* An eviction queue: SIEVE. New ones come in at the young end, the hand walks from old to young. */
+/* An eviction queue: SIEVE. New ones come in at the young end, the hand walks from old to young,
+ * and turns back where the young half begins. */
 struct queue {
     uint32_t old;
     uint32_t young;
-    uint32_t hand; /* 0: at the old end */
+    uint32_t hand;  /* 0: at the old end */
+    uint32_t fresh; /* the oldest of the young half; 0: it is empty */
+    uint32_t n;
+    uint32_t nfresh; /* at most half of them: nobody becomes young again */
+    uint32_t taken;  /* by the hand, since it left the old end */
 };
 
 enum queue_kind { QUEUE_SLOTS, QUEUE_PAGES, QUEUE_KINDS }; /* without and with whole pages */

@@ -221,6 +221,7 @@ static uint64_t check_queue(struct proof *p, uint32_t tenant, unsigned soft, uns
     const struct kvs_core *core = p->core;
     const struct queue *queue = &tenant_at(core, tenant)->queues[soft][kind];
     uint64_t n = 0;
+    uint64_t nfresh = 0;
     bool hand = queue->hand == 0;
     uint32_t prev = 0;
     for (uint32_t at = queue->old; at != 0 && p->wrong == NULL;
@@ -235,10 +236,17 @@ static uint64_t check_queue(struct proof *p, uint32_t tenant, unsigned soft, uns
                    scope_at(core, object->scope)->tenant == tenant,
                "an object is in the wrong queue");
         expect(p, n++ < p->core->nobjects, "a queue runs astray");
-        hand = hand || queue->hand == at;
+        bool fresh = nfresh > 0 || at == queue->fresh;
+        nfresh += fresh;
+        expect(p, ((object->flags & OBJECT_FRESH) != 0) == fresh, "a queue's young half is torn");
+        hand = hand || (queue->hand == at && !fresh);
         prev = at;
     }
     expect(p, p->wrong != NULL || (prev == queue->young && hand), "a queue's end or hand is wrong");
+    expect(p,
+           p->wrong != NULL || (queue->n == n && queue->nfresh == nfresh && 2 * nfresh <= n &&
+                                (queue->fresh != 0) == (nfresh > 0)),
+           "a queue's young half is not one");
     return n;
 }
 
