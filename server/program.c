@@ -196,6 +196,35 @@ kvb_status_t kvp_program_common(const struct kvp_cluster_config *config,
     return status;
 }
 
+/* libcurl would find out, with each connection anew. */
+static kvb_status_t check_readable(const char *key, const char *path)
+{
+    FILE *file = path[0] == '\0' ? NULL : fopen(path, "re");
+    if (path[0] != '\0' && file == NULL) {
+        KVB_LOG(ERROR, "a file of the configuration cannot be read", KVB_STR("key", key),
+                KVB_STR("path", path), KVB_ERRNO(errno));
+        return KVB_ERR_IO;
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return KVB_OK;
+}
+
+static kvb_status_t check_etcd_files(const struct kvp_cluster_config *config)
+{
+    const struct {
+        const char *key, *path;
+    } files[] = {{"etcd-ca-file", config->etcd_ca_file},
+                 {"etcd-cert-file", config->etcd_cert_file},
+                 {"etcd-key-file", config->etcd_key_file}};
+    kvb_status_t status = KVB_OK;
+    for (size_t i = 0; i < sizeof files / sizeof files[0] && status == KVB_OK; i++) {
+        status = check_readable(files[i].key, files[i].path);
+    }
+    return status;
+}
+
 kvb_status_t kvp_program_etcd(const struct kvp_cluster_config *config, uint64_t grace_ms,
                               const char *process, struct kvb_sched *sched, struct kvb_io *io,
                               struct kvs_coordinator **coordinator_p)
@@ -211,11 +240,15 @@ kvb_status_t kvp_program_etcd(const struct kvp_cluster_config *config, uint64_t 
         at = kvp_next_item(at, urls[n], sizeof urls[n]);
         endpoints[n] = urls[n];
     }
+    kvb_status_t status = check_etcd_files(config);
+    if (status != KVB_OK) {
+        return status;
+    }
     char password[256];
     if (config->etcd_password_file[0] != '\0') {
         uint32_t len;
-        kvb_status_t status = read_secret("etcd-password-file", config->etcd_password_file,
-                                          password, sizeof password, &len);
+        status = read_secret("etcd-password-file", config->etcd_password_file, password,
+                             sizeof password, &len);
         if (status != KVB_OK) {
             return status;
         }
@@ -239,7 +272,7 @@ kvb_status_t kvp_program_etcd(const struct kvp_cluster_config *config, uint64_t 
         .process = process,
     };
 #undef GIVEN
-    kvb_status_t status = kvs_etcd_create(&etcd, coordinator_p);
+    status = kvs_etcd_create(&etcd, coordinator_p);
     explicit_bzero(password, sizeof password);
     if (status != KVB_OK) {
         KVB_LOG(ERROR, "etcd cannot be used", KVB_STR("etcd", config->etcd), KVB_STATUS(status));

@@ -30,6 +30,8 @@
 #define REWATCH_MS         10
 #define ENDPOINTS_MAX      64
 
+_Static_assert(sizeof((struct kvs_http_call *)0)->impl.error >= CURL_ERROR_SIZE, "its words fit");
+
 struct socket {
     bool used;
     bool unwatched; /* the loop had no memory for it: tried again */
@@ -363,6 +365,8 @@ static void start_attempt(struct kvs_http_call *call)
     }
     call->impl.easy = easy;
     call->impl.headers = headers;
+    call->impl.error[0] = '\0'; /* else it says less of why: CURLOPT_ERRORBUFFER is but a wish */
+    (void)curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, call->impl.error);
     if (curl_multi_add_handle(http->multi, easy) != CURLM_OK) {
         drop_easy(http, &call->impl.easy, &call->impl.headers);
         fail_later(call, KVB_ERR_NO_MEMORY);
@@ -414,12 +418,21 @@ enum {
     CODE_UNAUTHENTICATED = 16
 };
 
-static bool about_token(long http_status, json_int_t code, const char *text)
+static bool names_token(const char *text)
 {
-    return http_status == 401 || code == CODE_UNAUTHENTICATED ||
-           strstr(text, "invalid auth token") != NULL ||
+    return strstr(text, "invalid auth token") != NULL ||
            strstr(text, "user name is empty") != NULL ||
            strstr(text, "revision of auth store is old") != NULL;
+}
+
+static bool about_token(long http_status, json_int_t code, const char *text)
+{
+    return http_status == 401 || code == CODE_UNAUTHENTICATED || names_token(text);
+}
+
+bool kvs_http_refuses(const char *text)
+{
+    return names_token(text) || strstr(text, "permission denied") != NULL;
 }
 
 static void renew_token(struct kvs_http_call *call)
@@ -485,7 +498,9 @@ static void on_call_over(struct kvs_http_call *call, CURLcode result)
         KVB_LOG_LIMITED(WARN, "etcd cannot be reached",
                         KVB_STR("endpoint", http->endpoints[call->impl.endpoint]),
                         KVB_STR("cause", call->impl.broken ? "answer too long, or out of memory"
-                                                           : curl_easy_strerror(result)));
+                                         : call->impl.error[0] != '\0'
+                                             ? call->impl.error
+                                             : curl_easy_strerror(result)));
         try_again(call);
         return;
     }

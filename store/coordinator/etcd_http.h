@@ -52,7 +52,8 @@ struct kvs_http_call {
         void *headers;
         char *answer;
         size_t len, cap;
-        bool broken; /* answer: too long, or no memory for it */
+        bool broken;     /* answer: too long, or no memory for it */
+        char error[256]; /* libcurl's words for what became of the attempt */
     } impl;
 };
 
@@ -93,6 +94,8 @@ void kvs_http_stream_open(struct kvs_http *http, const char *path, char *body,
 void kvs_http_stream_close(struct kvs_http_stream *stream);
 /* The endpoint that this stream uses is no good: others are tried first. */
 void kvs_http_stream_blame(struct kvs_http_stream *stream);
+/* Words with which etcd refuses one whose token it does not know, or who may not. */
+bool kvs_http_refuses(const char *text);
 /* For the log. */
 const char *kvs_http_endpoint(const struct kvs_http *http);
 

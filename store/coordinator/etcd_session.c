@@ -15,7 +15,9 @@
  * lost our lease, and everything is read anew.
  *
  * The watch. A broken one is resumed behind the last revision heard; one whose revision was
- * compacted away means a new snapshot. One that is silent may be healthy or dead: with each
+ * compacted away means a new snapshot. So does one that is refused: to a watch etcd says no more of
+ * a token that it has forgotten than that permission is denied, and asking for the snapshot gets
+ * another. One that is silent may be healthy or dead: with each
  * keep-alive a key of our own is written, which the same stream watches; if it does not come back
  * the stream is dead, whatever TCP says. It also shows that the endpoint still hears the others.
  */
@@ -454,6 +456,24 @@ static void snapshot_anew(struct etcd *etcd)
     kvb_sched_timer_set(etcd->sched, &etcd->retry, now(etcd));
 }
 
+/* Why etcd does not give us the watch; NULL: it says nothing. */
+static const char *reason_of(const json_t *object)
+{
+    const json_t *error = json_object_get(object, "error");
+    if (error != NULL) {
+        return json_string_value(json_is_object(error) ? json_object_get(error, "message") : error);
+    }
+    return json_string_value(json_object_get(json_object_get(object, "result"), "cancel_reason"));
+}
+
+static void on_watch_refused(struct etcd *etcd, const char *reason)
+{
+    KVB_LOG_LIMITED(WARN, "etcd refuses the watch",
+                    KVB_STR("endpoint", kvs_http_endpoint(etcd->http)), KVB_STR("error", reason));
+    etcd->synced = false;
+    kvs_session_away(etcd);
+}
+
 static kvb_status_t hear_ping(void *ctx, const struct kvs_kv *kv)
 {
     struct etcd *etcd = ctx;
@@ -471,8 +491,13 @@ static void on_watch_object(struct kvs_http_stream *stream, json_t *object)
 {
     struct etcd *etcd = kvb_container_of(stream, struct etcd, stream);
     const json_t *result = json_object_get(object, "result");
+    const char *reason = reason_of(object);
     bool created, canceled;
     uint64_t id, compacted;
+    if (reason != NULL && kvs_http_refuses(reason)) {
+        on_watch_refused(etcd, reason);
+        return;
+    }
     if (!json_is_object(result) || !kvs_wire_u64(result, "watch_id", &id) ||
         !kvs_wire_bool(result, "created", &created) ||
         !kvs_wire_bool(result, "canceled", &canceled) ||
