@@ -726,6 +726,12 @@ kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet, const struct kvb_link_hell
     }
     struct kvp_instance *instance = kvp_fleet_find(fleet, hello->instance);
     bool created = instance == NULL;
+    if (created && kvp_fleet_count(fleet) >= KVP_INSTANCES_MAX) {
+        return refuse(reason, reason_cap,
+                      "too many instances: this daemon waits for those whose engines have gone, so "
+                      "an engine must come back under its old name; restart the daemon to forget "
+                      "them");
+    }
     if (created) {
         instance = instance_create(fleet, hello->instance);
         if (instance == NULL) {

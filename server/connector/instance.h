@@ -184,6 +184,9 @@ struct kvp_fleet_config {
     void *ctx;
 };
 
+/* Names that it remembers: an instance that was once attached is missed until it is back. */
+#define KVP_INSTANCES_MAX 256
+
 KVB_MUST_USE kvb_status_t kvp_fleet_create(const struct kvp_fleet_config *config,
                                            struct kvp_fleet **fleet_p);
 /* Every open request is answered CANCELED inside. Every rank is gone before (the link closes first,
@@ -192,13 +195,14 @@ void kvp_fleet_destroy(struct kvp_fleet *fleet);
 
 /*
  * Starts an operation. instance NULL: the only one; INVALID with a message naming them if there are
- * several. done comes exactly once, later, never inside this call. A client that goes away cancels
- * nothing: it just stops listening (kvp_fleet_forget). *operation_id_p (may be NULL) is for
- * operations/{id}.
+ * several. done comes exactly once, later, never inside this call; NO_MEMORY: it does not come, and
+ * nothing was started. A client that goes away cancels nothing: it just stops listening
+ * (kvp_fleet_forget). *operation_id_p (may be NULL) is for operations/{id}.
  */
-void kvp_fleet_request(struct kvp_fleet *fleet, const char *instance, const struct kvp_ask *ask,
-                       const char *request_id, kvp_outcome_fn done, void *arg,
-                       uint64_t *operation_id_p);
+KVB_MUST_USE kvb_status_t kvp_fleet_request(struct kvp_fleet *fleet, const char *instance,
+                                            const struct kvp_ask *ask, const char *request_id,
+                                            kvp_outcome_fn done, void *arg,
+                                            uint64_t *operation_id_p);
 /* done will not be called for this arg any more. */
 void kvp_fleet_forget(struct kvp_fleet *fleet, void *arg);
 

@@ -20,7 +20,7 @@
 
 static void advance(struct kvp_op *op);
 static void on_turn_over(struct kvb_timer *timer);
-static void on_retry(struct kvb_timer *timer);
+static void on_go(struct kvb_timer *timer);
 static void on_moved(struct kvb_event *event);
 static void on_gone(struct kvb_timer *timer);
 
@@ -269,23 +269,22 @@ static void cancel(struct kvp_op *op)
     }
 }
 
-static void refuse_to(struct kvp_fleet *fleet, const struct kvp_ask *ask, const char *request_id,
-                      kvp_outcome_fn done, void *arg, kvb_status_t status, const char *message,
-                      struct kvp_instance *instance, uint64_t *id_p)
+static kvb_status_t refuse_to(struct kvp_fleet *fleet, const struct kvp_ask *ask,
+                              const char *request_id, kvp_outcome_fn done, void *arg,
+                              kvb_status_t status, const char *message,
+                              struct kvp_instance *instance, uint64_t *id_p)
 {
     struct kvp_ask bare = {.operation = ask->operation};
     struct kvp_op *op = op_create(fleet, instance, &bare);
     if (op == NULL || !add_caller(op, done, arg)) {
         free(op);
-        /* Without memory for the answer itself: inside the call, rather than never. */
-        struct kvp_outcome outcome = {.status = KVB_ERR_NO_MEMORY, .message = "out of memory"};
-        done(arg, &outcome);
-        return;
+        return KVB_ERR_NO_MEMORY;
     }
     snprintf(op->record.request_id, sizeof op->record.request_id, "%s", request_id);
     kvp_op_say(op, "%s", message);
     *id_p = op->record.id;
     reject_later(op, status);
+    return KVB_OK;
 }
 
 static struct kvp_instance *choose(struct kvp_fleet *fleet, const char *name,
@@ -351,8 +350,11 @@ static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *a
     *text_p = "out of memory: try again later";
     if (way == KVP_ADMIT_JOIN || way == KVP_ADMIT_JOIN_LAST) {
         struct kvp_op *shared = way == KVP_ADMIT_JOIN ? running : last;
+        if (!add_caller(shared, done, arg)) {
+            return KVB_ERR_NO_MEMORY;
+        }
         *id_p = shared->record.id;
-        return add_caller(shared, done, arg) ? KVB_OK : KVB_ERR_NO_MEMORY;
+        return KVB_OK;
     }
     if (way == KVP_ADMIT_FULL || (way == KVP_ADMIT_BESIDE && !relays_fit(instance, ask))) {
         *text_p = "too many operations are waiting: try again later";
@@ -372,7 +374,7 @@ static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *a
         kvb_list_push_back(&instance->beside, &op->link);
         instance->nbeside++;
         kvp_plan_make(ask, &(struct kvp_situation){.fsm = &instance->fsm}, &op->plan);
-        advance(op);
+        set_timer(op, on_go, kvb_now_ns(fleet->config.sched->clock)); /* it may end at once */
         return KVB_OK;
     }
     kvb_list_push_back(&instance->waiting, &op->link);
@@ -386,9 +388,9 @@ static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *a
     return KVB_OK;
 }
 
-void kvp_fleet_request(struct kvp_fleet *fleet, const char *name, const struct kvp_ask *ask,
-                       const char *request_id, kvp_outcome_fn done, void *arg,
-                       uint64_t *operation_id_p)
+kvb_status_t kvp_fleet_request(struct kvp_fleet *fleet, const char *name, const struct kvp_ask *ask,
+                               const char *request_id, kvp_outcome_fn done, void *arg,
+                               uint64_t *operation_id_p)
 {
     char words[KVP_MESSAGE_MAX] = "";
     const char *text = words;
@@ -400,11 +402,12 @@ void kvp_fleet_request(struct kvp_fleet *fleet, const char *name, const struct k
         status = admit(instance, ask, request_id, done, arg, &id, &text);
     }
     if (status != KVB_OK) {
-        refuse_to(fleet, ask, request_id, done, arg, status, text, instance, &id);
+        status = refuse_to(fleet, ask, request_id, done, arg, status, text, instance, &id);
     }
-    if (operation_id_p != NULL) {
+    if (status == KVB_OK && operation_id_p != NULL) {
         *operation_id_p = id;
     }
+    return status;
 }
 
 static void forget_in(struct kvp_op *op, const void *arg)
@@ -523,10 +526,10 @@ static void forward(struct kvp_op *op)
     op->plan.steps[op->plan.nsteps++] = KVP_STEP_STATE;
     op->plan.steps[op->plan.nsteps++] = KVP_STEP_DISCARD;
     op->pos = 0;
-    set_timer(op, on_retry, kvp_instance_in_ms(op->instance, bounds->forward_retry_ms));
+    set_timer(op, on_go, kvp_instance_in_ms(op->instance, bounds->forward_retry_ms));
 }
 
-static void on_retry(struct kvb_timer *timer)
+static void on_go(struct kvb_timer *timer)
 {
     advance(kvb_container_of(timer, struct kvp_op, timer));
 }

@@ -167,9 +167,14 @@ static void start(struct kvp_control *control, struct kvp_request *request)
     }
     pending->body = request->body;
     request->body = NULL;
-    kvp_fleet_request(control->config.fleet,
-                      request->instance[0] != '\0' ? request->instance : NULL, &ask,
-                      request->request_id, operation_done, pending, &operation_id);
+    kvb_status_t status = kvp_fleet_request(
+        control->config.fleet, request->instance[0] != '\0' ? request->instance : NULL, &ask,
+        request->request_id, operation_done, pending, &operation_id);
+    if (status != KVB_OK) {
+        kvp_pending_free(pending);
+        kvp_control_reply_error(control, request, status, NULL, "out of memory; try again");
+        return;
+    }
     if (request->respond_async && operation_id != 0) {
         started(pending, operation_id);
     }

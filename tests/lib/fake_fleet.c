@@ -69,10 +69,13 @@ const char *kvp_operation_label(enum kvp_operation operation)
     KVB_UNREACHABLE("operation");
 }
 
-void kvp_fleet_request(struct kvp_fleet *fleet, const char *instance, const struct kvp_ask *ask,
-                       const char *request_id, kvp_outcome_fn done, void *arg,
-                       uint64_t *operation_id_p)
+kvb_status_t kvp_fleet_request(struct kvp_fleet *fleet, const char *instance,
+                               const struct kvp_ask *ask, const char *request_id,
+                               kvp_outcome_fn done, void *arg, uint64_t *operation_id_p)
 {
+    if (fleet->status != KVB_OK) {
+        return fleet->status;
+    }
     struct fake_call *call = &fleet->calls[fleet->ncalls % FAKE_CALLS];
 
     kvb_assert(!call->open);
@@ -84,6 +87,7 @@ void kvp_fleet_request(struct kvp_fleet *fleet, const char *instance, const stru
     if (operation_id_p != NULL) {
         *operation_id_p = call->id;
     }
+    return KVB_OK;
 }
 
 bool kvp_fleet_view(struct kvp_fleet *fleet, const char *instance, struct kvp_view *view_p)

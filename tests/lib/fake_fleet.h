@@ -30,6 +30,7 @@ struct kvp_fleet {
     uint32_t nviews;
     struct fake_call calls[FAKE_CALLS]; /* in the order asked; the oldest are forgotten */
     uint32_t ncalls;
+    kvb_status_t status; /* of every request */
     struct kvp_operation_record records[FAKE_RECORDS];
     uint32_t nrecords;
 };

@@ -238,8 +238,9 @@ static inline struct told *world_start_on(struct world *w, const char *instance,
     told->world = w;
     told->next = w->told;
     w->told = told;
-    kvp_fleet_request(w->fleet, instance, &ask, "req", world_told_, told, &told->operation_id);
-    kvb_assert(told->times == 0);
+    kvb_status_t status =
+        kvp_fleet_request(w->fleet, instance, &ask, "req", world_told_, told, &told->operation_id);
+    kvb_assert(status == KVB_OK && told->times == 0);
     return told;
 }
 

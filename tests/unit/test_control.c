@@ -570,6 +570,19 @@ Test(control, respond_async_answers_202_with_the_place_to_look)
     cr_expect_eq(asked.replies, 1);
 }
 
+Test(control, what_cannot_be_started_is_answered_once_async_or_not)
+{
+    for (int async = 0; async < 2; async++) {
+        struct asked asked;
+        fleet.status = KVB_ERR_NO_MEMORY;
+        prepare(&asked, KVP_ROUTE_update_weights, NULL, "{\"a\": 1}");
+        asked.request.respond_async = async != 0;
+        go(&asked);
+        expect_error(&asked, 503, NULL);
+        fleet.status = KVB_OK;
+    }
+}
+
 /* ---- reads ---- */
 
 Test(control, reads_answer_from_the_fleet)

@@ -843,6 +843,29 @@ static kvb_status_t hello_with(struct world *w, struct kvb_link_hello *hello, ch
     return kvp_fleet_hello(w->fleet, hello, &rank, reason, 256, &instance);
 }
 
+Test(instance, names_that_are_remembered_have_a_limit_and_known_ones_still_come_back)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct kvb_link_hello hello = w.engine.hello;
+    hello.roles = KVB_ROLE_SCHEDULER | KVB_ROLE_WORKER;
+    struct kvp_rank rank = {.ops = w.engine.ranks[0].rank.ops, .impl = &w.engine.ranks[0]};
+    struct kvp_instance *instance = NULL;
+    char reason[256] = "";
+    for (uint32_t i = 1; i < KVP_INSTANCES_MAX; i++) { /* one is there */
+        snprintf(hello.instance, sizeof hello.instance, "gone-%u", i);
+        cr_assert_eq(kvp_fleet_hello(w.fleet, &hello, &rank, reason, 256, &instance), KVB_OK);
+        kvp_instance_rank_gone(instance, &rank, "it went");
+    }
+    snprintf(hello.instance, sizeof hello.instance, "one-more");
+    cr_assert_eq(kvp_fleet_hello(w.fleet, &hello, &rank, reason, 256, &instance), KVB_ERR_REFUSED);
+    cr_expect_not_null(strstr(reason, "old name"), "%s", reason);
+    snprintf(hello.instance, sizeof hello.instance, "gone-7");
+    cr_assert_eq(kvp_fleet_hello(w.fleet, &hello, &rank, reason, 256, &instance), KVB_OK);
+    kvp_instance_rank_gone(instance, &rank, "it went");
+    world_close(&w);
+}
+
 Test(instance, a_hello_that_does_not_fit_is_refused_with_what_to_change)
 {
     struct world w;
@@ -1107,14 +1130,15 @@ Test(instance, relays_beside_each_other_have_a_limit_in_bytes)
     ask.body = body;
     ask.body_len = len;
     for (int i = 0; i < 2; i++) {
-        kvp_fleet_request(w.fleet, "a", &ask, "req", world_told_, &told[i], NULL);
+        cr_assert_eq(kvp_fleet_request(w.fleet, "a", &ask, "req", world_told_, &told[i], NULL),
+                     KVB_OK);
     }
     sim_advance(&w.sim, 1000);
     cr_assert_eq(told[0].status, KVB_OK);
     cr_assert_eq(told[1].times, 1);
     cr_assert_eq(told[1].status, KVB_ERR_BUSY);
     told[1].times = 0;
-    kvp_fleet_request(w.fleet, "a", &ask, "req", world_told_, &told[1], NULL);
+    cr_assert_eq(kvp_fleet_request(w.fleet, "a", &ask, "req", world_told_, &told[1], NULL), KVB_OK);
     sim_advance(&w.sim, 1000);
     cr_assert_eq(told[1].status, KVB_OK, "when the first has gone");
     free(body);
