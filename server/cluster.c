@@ -23,6 +23,7 @@ struct place {
     struct kvs_node_record record;
     struct kvs_node *node; /* NULL: not used */
     bool own;
+    bool refused;       /* there is no way to it that may be taken, which was told */
     bool says_draining; /* the node itself, which may be sooner than the coordinator */
     struct {
         bool up;
@@ -298,13 +299,33 @@ static void place_use(struct place *place)
     }
     const struct kvt_tcp_peer_config tcp = {.common = params->common,
                                             .address = place->record.address};
-    const struct kvs_remote_config remote = {
+    const struct kvt_rdma_peer_config rdma = {.common = params->common,
+                                              .memory = params->rdma,
+                                              .io = params->io,
+                                              .address = place->record.rdma};
+    struct kvs_remote_config remote = {
         .sched = params->sched,
         .regions = params->regions,
-        .ways = {{&kvs_by_tcp, &tcp}},
         .changed = on_remote_changed,
         .ctx = place,
     };
+    uint32_t nways = 0;
+    if (params->rdma != NULL && place->record.rdma[0] != '\0') {
+        remote.ways[nways++] = (struct kvs_way){&kvs_by_rdma, &rdma};
+    }
+    if (!params->rdma_only) {
+        remote.ways[nways++] = (struct kvs_way){&kvs_by_tcp, &tcp};
+    }
+    if (nways == 0) {
+        if (!place->refused) {
+            KVB_LOG(ERROR,
+                    "a store node cannot be used: it is not reached by rdma, and transport allows "
+                    "nothing else",
+                    KVB_STR("node", place->record.name));
+            place->refused = true;
+        }
+        return;
+    }
     struct kvs_node *node;
     kvb_status_t status = kvs_remote_create(&remote, &node);
     if (status == KVB_OK) {

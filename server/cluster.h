@@ -27,6 +27,10 @@ struct kvp_cluster_params {
     struct kvs_node *local; /* the own share for it; NULL: none */
     struct kvt_regions *regions;
     struct kvt_peer_common common;
+    /* By rdma where a node can, by tcp if that fails or cannot be; NULL: by tcp alone. */
+    struct kvt_rdma_memory *rdma;
+    struct kvb_io *io;           /* of rdma */
+    bool rdma_only;              /* never by tcp */
     struct kvb_metrics *metrics; /* the families of metrics.h about nodes; NULL: none */
 };
 

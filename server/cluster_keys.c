@@ -3,6 +3,7 @@
 
 #include "config_table.h"
 
+#include <arpa/inet.h>
 #include <string.h>
 
 kvb_status_t kvp_split_address(const char *address, char *host, size_t host_cap, uint16_t *port_p)
@@ -128,8 +129,39 @@ static kvb_status_t check_share(const struct kvp_cluster_config *config, char *e
     return KVB_OK;
 }
 
+static kvb_status_t check_rdma(const struct kvp_cluster_config *config, char *error)
+{
+    char host[KVB_LAYOUT_MAX];
+    uint16_t port;
+    uint64_t number;
+    struct in6_addr address;
+    if (strcmp(config->rdma_gid_index, "auto") != 0 &&
+        (!kvp_parse_count(config->rdma_gid_index, &number) || number > UINT16_MAX)) {
+        return kvp_refuse(error, "rdma-gid-index: `%.64s` is not allowed: auto, or 0 to 65535",
+                          config->rdma_gid_index);
+    }
+    if (config->rdma_listen[0] == '\0') {
+        return KVB_OK;
+    }
+    if (kvp_split_address(config->rdma_listen, host, sizeof host, &port) != KVB_OK ||
+        (inet_pton(AF_INET, host, &address) != 1 && inet_pton(AF_INET6, host, &address) != 1)) {
+        return kvp_refuse(error,
+                          "rdma-listen: `%.64s` is not allowed: HOST:PORT, HOST an address rather "
+                          "than a name, as 10.0.0.1:8102",
+                          config->rdma_listen);
+    }
+    if (config->cluster_listen[0] == '\0') {
+        return kvp_refuse(error, "rdma-listen: there is no share to serve: give --cluster-listen "
+                                 "too");
+    }
+    return KVB_OK;
+}
+
 kvb_status_t kvp_check_cluster(const struct kvp_cluster_config *config, char *error)
 {
     kvb_status_t status = check_etcd(config, error);
-    return status == KVB_OK ? check_share(config, error) : status;
+    if (status == KVB_OK) {
+        status = check_share(config, error);
+    }
+    return status == KVB_OK ? check_rdma(config, error) : status;
 }

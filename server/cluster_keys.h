@@ -35,6 +35,33 @@
     X(secret_file, TEXT, "secret-file", "", "",                                                    \
       "file of the secret that all processes of the cluster prove to each other before anything "  \
       "else, 1 to 256 bytes; blanks at its end do not count")                                      \
+    X(rdma_device, TEXT, "rdma-device", "", "",                                                    \
+      "name of the RDMA device, as `rdma link` shows it; empty: the first that is usable")         \
+    X(rdma_port, COUNT, "rdma-port", "0", "0 255",                                                 \
+      "port of that device; 0: the first that is active")                                          \
+    X(rdma_gid_index, TEXT, "rdma-gid-index", "auto", "",                                          \
+      "which of its addresses: a number, or auto: the first of RoCE v2 that others can reach")     \
+    X(rdma_listen, TEXT, "rdma-listen", "", "",                                                    \
+      "HOST:PORT at which others reach the share by RDMA, HOST an address of the device's "        \
+      "network; empty: the device's own, and a free port")                                         \
+    X(rdma_mtu, CHOICE, "rdma-mtu", "auto", "auto 256 512 1024 2048 4096",                         \
+      "bytes of a packet; auto: the port's. Both ends use the smaller of theirs")                  \
+    X(rdma_depth, COUNT, "rdma-depth", "0", "0 65536",                                             \
+      "work requests posted on a queue pair; 0: 256")                                              \
+    X(rdma_sge, COUNT, "rdma-sge", "0", "0 256",                                                   \
+      "pieces of memory in one of them; 0: 16, or what the device can")                            \
+    X(rdma_inline, COUNT, "rdma-inline", "0", "0 4096",                                            \
+      "messages of up to so many bytes travel within their work request; 0: 128, or what the "     \
+      "device can")                                                                                \
+    X(rdma_window, COUNT, "rdma-window", "0", "0 1024",                                            \
+      "messages under way each way on a queue pair; 0: 64")                                        \
+    X(rdma_reads, COUNT, "rdma-reads", "0", "0 255",                                               \
+      "READs under way on a queue pair; 0: what both devices can")                                 \
+    X(rdma_timeout, TIME, "rdma-timeout", "67ms", "1ms 30s",                                       \
+      "a packet that was not acknowledged is sent again after it")                                 \
+    X(rdma_retries, COUNT, "rdma-retries", "7", "1 7", "so often")                                 \
+    X(rdma_rnr_retries, COUNT, "rdma-rnr-retries", "6", "1 7",                                     \
+      "how often a message is sent to a peer that has no room for it; 7: for ever")                \
     X(io_threads, COUNT, "io-threads", "2", "1 64", "threads that serve the share to others")      \
     X(lanes_max, COUNT, "lanes-max", "1024", "1 65536",                                            \
       "connections of peers that each of these threads admits")                                    \
@@ -60,6 +87,7 @@ struct kvp_cluster_config {
 #define X(name, type, key, standard, limits, what) KVP_CONFIG_##type name;
     KVP_CLUSTER_KEYS(X)
 #undef X
+    const char *transport;
     const char *cluster_listen; /* "": this process serves no share */
     bool insecure;
 };

@@ -66,6 +66,22 @@ void kvp_collect_init(struct kvp_collect *collect, struct kvb_metrics *metrics,
     kvb_metrics_on_collect(metrics, on_collect, collect);
 }
 
+void kvp_collect_server(struct kvb_metrics *metrics, struct kvp_server *server,
+                        const struct kvp_rdma *rdma)
+{
+    kvp_rdma_collect(rdma, metrics);
+    if (server == NULL) {
+        return;
+    }
+    struct kvs_service_stats stats;
+    kvp_server_stats(server, &stats);
+    kvp_metrics_peer(metrics, "-", "tcp", &stats.tcp);
+    if (rdma->share != NULL) {
+        kvp_metrics_peer(metrics, "-", "rdma", &stats.rdma);
+    }
+    set0(metrics, KVP_M_NODE_REQUESTS, kvp_server_running(server));
+}
+
 void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *view)
 {
     struct kvb_metrics *metrics = collect->metrics;

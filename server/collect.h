@@ -5,6 +5,8 @@
 #include "connector/instance.h"
 #include "http/http.h"
 #include "loop.h"
+#include "node/server.h"
+#include "rdma.h"
 
 #include "base/metrics.h"
 #include "store/share.h"
@@ -30,5 +32,10 @@ void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *vi
 void kvp_collect_beat(struct kvp_collect *collect, struct kvp_fleet *fleet, uint64_t lag_ns);
 /* kvp_http_ops.answered */
 void kvp_collect_answered(struct kvp_collect *collect, const struct kvp_http_answered *answered);
+
+/* The share as it is served to others (server NULL: it is not), and rdma. At a scrape; any thread.
+ */
+void kvp_collect_server(struct kvb_metrics *metrics, struct kvp_server *server,
+                        const struct kvp_rdma *rdma);
 
 #endif

@@ -140,11 +140,14 @@ static kvb_status_t check_store(const struct kvp_config *config, char *error)
     }
     if (cluster && strcmp(config->transport, "loopback") == 0) {
         return kvp_refuse(error, "transport: loopback reaches this process alone; with etcd it is "
-                                 "one of: auto tcp");
+                                 "one of: auto rdma tcp");
     }
-    if (!cluster && strcmp(config->transport, "tcp") == 0) {
-        return kvp_refuse(error, "transport: tcp goes to other store nodes, which are found "
-                                 "through etcd: give --etcd, or one of: auto loopback");
+    if (!cluster && strcmp(config->transport, "auto") != 0 &&
+        strcmp(config->transport, "loopback") != 0) {
+        return kvp_refuse(error,
+                          "transport: %s goes to other store nodes, which are found through etcd: "
+                          "give --etcd, or one of: auto loopback",
+                          config->transport);
     }
     if (!cluster && config->cluster_listen[0] != '\0') {
         return kvp_refuse(error, "cluster-listen: nobody would hear of it: give --etcd too");
@@ -159,9 +162,9 @@ static kvb_status_t check_store(const struct kvp_config *config, char *error)
 
 struct kvp_cluster_config kvp_config_cluster(const struct kvp_config *config)
 {
-    return (struct kvp_cluster_config){KVP_CLUSTER_KEYS(KVP_CLUSTER_FIELD).cluster_listen =
-                                           config->cluster_listen,
-                                       .insecure = config->insecure};
+    return (struct kvp_cluster_config){
+        KVP_CLUSTER_KEYS(KVP_CLUSTER_FIELD).transport = config->transport,
+        .cluster_listen = config->cluster_listen, .insecure = config->insecure};
 }
 
 static kvb_status_t check_names(const struct kvp_config *config, char *error)

@@ -39,9 +39,9 @@
     X(store_bytes, BYTES, "store-bytes", "1GiB", "0 64TiB",                                        \
       "memory of this process's share of the store, at least 1MiB; 0, with etcd: none")            \
     X(shards, COUNT, "shards", "4", "1 256", "shards of the store, each with its own lock")        \
-    X(transport, CHOICE, "transport", "auto", "auto tcp loopback",                                 \
-      "how bytes move between engines and the store: auto is tcp with etcd, else loopback (this "  \
-      "process alone)")                                                                            \
+    X(transport, CHOICE, "transport", "auto", "auto rdma tcp loopback",                            \
+      "how bytes move between engines and the store: auto is, with etcd, rdma where both sides "   \
+      "can, else tcp; without etcd loopback (this process alone)")                                 \
     X(cluster_listen, TEXT, "cluster-listen", "", "",                                              \
       "HOST:PORT at which others of the cluster reach this process's share; port 0 takes a free "  \
       "one")                                                                                       \

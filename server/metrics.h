@@ -37,6 +37,9 @@
       "rank")                                                                                      \
     X(REGION_BYTES, GAUGE, "kvplane_region_bytes", "Bytes of engine memory registered now.",       \
       "instance", "rank")                                                                          \
+    X(REGION_PINNED, GAUGE, "kvplane_region_pinned_bytes",                                         \
+      "Bytes that registrations of a region keep in memory; region: the engine's number of it.",   \
+      "instance", "rank", "region")                                                                \
     X(SESSIONS, GAUGE, "kvplane_sessions", "Connections on the engine socket.")                    \
     X(SESSIONS_ENDED, COUNTER, "kvplane_sessions_ended_total",                                     \
       "Connections on the engine socket that ended, by cause.", "cause")                           \
@@ -91,9 +94,17 @@
       "those of others to the share of this process.",                                             \
       "node", "transport", "event")                                                                \
     X(LANES, GAUGE, "kvplane_connections",                                                         \
-      "Connections to a store node that are admitted now, by what carries them; node `-`: those "  \
-      "of others.",                                                                                \
+      "Connections to a store node that are admitted now, by what carries them (rdma: a queue "    \
+      "pair each); node `-`: those of others.",                                                    \
       "node", "transport")                                                                         \
+    X(RDMA_UP, GAUGE, "kvplane_rdma_port_up",                                                      \
+      "1 while the RDMA port of this process works; 0 also without one.")                          \
+    X(RDMA_SHARE, GAUGE, "kvplane_rdma_share_bytes",                                               \
+      "Bytes of this process's share that are pinned for RDMA.")                                   \
+    X(RDMA_EVENTS, COUNTER, "kvplane_rdma_events_total",                                           \
+      "What went wrong with RDMA: completions of work requests, connections, the device; by "      \
+      "cause.",                                                                                    \
+      "cause")                                                                                     \
     X(NODE_REQUESTS, GAUGE, "kvplane_node_requests_running",                                       \
       "Requests of other processes for the share, not answered yet.")                              \
     X(HTTP_REQUESTS, COUNTER, "kvplane_http_requests_total", "HTTP requests answered.", "route",   \

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "storage.h"
 
+#include "collect.h"
 #include "metrics.h"
 #include "node/leaving.h"
 #include "node/server.h"
 #include "program.h"
+#include "rdma.h"
 
 #include "base/assert.h"
 #include "base/faults.h"
@@ -37,6 +39,8 @@ struct kvp_storage {
     struct kvp_cluster *cluster;
     /* with etcd; NULL: alone */
     struct kvt_net *net;
+    struct kvp_rdma rdma;
+    struct kvt_rdma_memory *memory; /* the engines', for rdma; NULL: none */
     struct kvp_server *server;
     struct kvp_leaving leaving;
     struct kvs_node_record record; /* of the own share */
@@ -114,7 +118,10 @@ static kvb_status_t create_server(struct kvp_storage *storage,
     const struct kvp_config *config = storage->config;
     char address[KVP_ADDRESS_MAX];
     int listener;
-    kvb_status_t status = kvp_program_listen(config->cluster_listen, &listener, address);
+    kvb_status_t status = kvp_rdma_serve(&storage->rdma, cluster, storage->share);
+    if (status == KVB_OK) {
+        status = kvp_program_listen(config->cluster_listen, &listener, address);
+    }
     if (status != KVB_OK) {
         return status;
     }
@@ -124,6 +131,8 @@ static kvb_status_t create_server(struct kvp_storage *storage,
         .io = kvp_loop_io(storage->loop),
         .share = storage->share,
         .listener = listener,
+        .rdma = storage->rdma.share != NULL ? storage->rdma.device : NULL,
+        .rdma_listen = storage->rdma.listen,
         .threads = (uint32_t)config->io_threads,
         .common = *common,
         .name = storage->record.name,
@@ -136,8 +145,10 @@ static kvb_status_t create_server(struct kvp_storage *storage,
     status = kvp_server_create(&server, &storage->server);
     if (status != KVB_OK) {
         (void)close(listener);
+        return status;
     }
-    return status;
+    kvp_rdma_address(&storage->rdma, kvp_server_rdma_port(storage->server), storage->record.rdma);
+    return KVB_OK;
 }
 
 static kvb_status_t create_in_cluster(struct kvp_storage *storage)
@@ -160,6 +171,15 @@ static kvb_status_t create_in_cluster(struct kvp_storage *storage)
         status = kvp_program_common(&cluster, &params.common);
         params.common.net = storage->net;
     }
+    if (status == KVB_OK) {
+        status = kvp_rdma_open(&cluster, sched, io, &storage->rdma);
+    }
+    if (status == KVB_OK && storage->rdma.device != NULL) {
+        status = kvt_rdma_memory_create(storage->rdma.device, storage->regions, &storage->memory);
+        params.rdma = storage->memory;
+        params.io = io;
+        params.rdma_only = storage->rdma.only;
+    }
     if (status == KVB_OK && storage->share != NULL) {
         status = create_server(storage, &cluster, &params.common);
         params.own = storage->record;
@@ -180,13 +200,15 @@ static kvb_status_t create_in_cluster(struct kvp_storage *storage)
 static void on_collect(void *ctx)
 {
     struct kvp_storage *storage = ctx;
-    struct kvt_peer_stats stats;
-    if (storage->server != NULL) {
-        kvp_server_stats(storage->server, &stats);
-        kvp_metrics_peer(storage->metrics, "-", "tcp", &stats);
-        kvb_series_set(kvb_series0(storage->metrics, KVP_M_NODE_REQUESTS),
-                       kvp_server_running(storage->server));
-    }
+    kvp_collect_server(storage->metrics, storage->server, &storage->rdma);
+}
+
+static const char *transport_text(const struct kvp_storage *storage)
+{
+    return storage->net == NULL           ? "loopback"
+           : storage->rdma.device == NULL ? "tcp"
+           : storage->rdma.only           ? "rdma"
+                                          : "rdma, else tcp";
 }
 
 kvb_status_t kvp_storage_create(const struct kvp_config *config, struct kvp_loop *loop,
@@ -219,10 +241,10 @@ kvb_status_t kvp_storage_create(const struct kvp_config *config, struct kvp_loop
         kvp_storage_destroy(storage);
         return status;
     }
-    KVB_LOG(INFO, "store", KVB_STR("transport", storage->net != NULL ? "tcp" : "loopback"),
+    KVB_LOG(INFO, "store", KVB_STR("transport", transport_text(storage)),
             KVB_STR("coordinator", storage->net != NULL ? config->etcd : "embedded"),
             KVB_U64("store_bytes", config->store_bytes), KVB_STR("node", storage->record.name),
-            KVB_STR("address", storage->record.address));
+            KVB_STR("address", storage->record.address), KVB_STR("rdma", storage->record.rdma));
     kvb_metrics_on_collect(metrics, on_collect, storage);
     *storage_p = storage;
     return KVB_OK;
@@ -303,10 +325,12 @@ void kvp_storage_destroy(struct kvp_storage *storage)
         kvs_client_destroy(storage->client);
     }
     kvp_cluster_destroy(storage->cluster);
+    kvt_rdma_memory_destroy(storage->memory);
     kvt_net_kernel_destroy(storage->net);
     kvs_node_destroy(storage->node);
     kvt_transport_destroy(storage->loopback);
     kvt_regions_destroy(storage->regions);
+    kvp_rdma_close(&storage->rdma);
     if (storage->share != NULL) {
         kvs_keeper_stop(&storage->keeper);
         kvs_share_destroy(storage->share);

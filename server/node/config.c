@@ -12,9 +12,9 @@ static const struct kvp_key keys[] = {
 
 struct kvp_cluster_config kvp_store_config_cluster(const struct kvp_store_config *config)
 {
-    return (struct kvp_cluster_config){KVP_CLUSTER_KEYS(KVP_CLUSTER_FIELD).cluster_listen =
-                                           config->cluster_listen,
-                                       .insecure = config->insecure};
+    return (struct kvp_cluster_config){
+        KVP_CLUSTER_KEYS(KVP_CLUSTER_FIELD).transport = config->transport,
+        .cluster_listen = config->cluster_listen, .insecure = config->insecure};
 }
 
 static kvb_status_t check(void *arg, char *error)

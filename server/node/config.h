@@ -14,6 +14,9 @@
     X(cluster_listen, TEXT, "cluster-listen", "127.0.0.1:8102", "",                                \
       "HOST:PORT at which daemons reach the share; port 0 takes a free one. Another host than a "  \
       "loopback one needs secret-file or insecure")                                                \
+    X(transport, CHOICE, "transport", "auto", "auto rdma tcp",                                     \
+      "how daemons reach the share: by tcp always; by rdma, too, where there is a device (auto), " \
+      "or this node does not start (rdma)")                                                        \
     X(store_bytes, BYTES, "store-bytes", "1GiB", "1MiB 64TiB", "memory of the share")              \
     X(shards, COUNT, "shards", "0", "0 256",                                                       \
       "shards of the share, each with its own lock; 0: one for each 4GiB, at most 16")             \

@@ -26,6 +26,7 @@ enum { ACCEPTS_PER_TURN = 64, ACCEPT_RETRY_MS = 100, ACCEPTED_MAX = 1024 };
 struct accepted {
     struct kvb_item item;
     int fd;
+    struct kvt_rdma_conn *conn; /* rather than fd; NULL: that */
 };
 
 struct worker {
@@ -36,7 +37,7 @@ struct worker {
     bool running; /* the thread was started */
     atomic_bool stopping;
     struct kvb_mutex lock;
-    struct kvt_peer_stats stats; /* guarded by lock: as they were at the last beat */
+    struct kvs_service_stats stats; /* guarded by lock: as they were at the last beat */
     /* the thread's; service is also asked from others while it runs */
     struct kvt_net *net;
     struct kvs_service *service;
@@ -46,6 +47,7 @@ struct kvp_server {
     struct kvb_sched *sched;
     struct kvb_io *io;
     struct kvb_io_watch listener;
+    struct kvt_rdma_listener *rdma_listener; /* NULL: none */
     struct kvb_timer retry; /* out of descriptors: nothing is accepted until then */
     uint32_t next;          /* the thread for the next connection */
     uint32_t nworkers;
@@ -59,7 +61,11 @@ static void drop_accepted(void *ctx, struct kvb_item *item)
 {
     (void)ctx;
     struct accepted *accepted = kvb_container_of(item, struct accepted, item);
-    (void)close(accepted->fd);
+    if (accepted->conn != NULL) {
+        kvt_rdma_conn_drop(accepted->conn);
+    } else {
+        (void)close(accepted->fd);
+    }
     free(accepted);
 }
 
@@ -73,7 +79,9 @@ static void on_woken(void *ctx)
     }
     while ((item = kvb_queue_pop(&worker->accepted)) != NULL) {
         struct accepted *accepted = kvb_container_of(item, struct accepted, item);
-        kvb_status_t status = kvs_service_adopt(worker->service, accepted->fd);
+        kvb_status_t status = accepted->conn != NULL
+                                  ? kvs_service_adopt_rdma(worker->service, accepted->conn)
+                                  : kvs_service_adopt(worker->service, accepted->fd);
         if (status != KVB_OK) {
             KVB_LOG_LIMITED(WARN, "a connection was not admitted", KVB_STATUS(status));
         }
@@ -84,7 +92,7 @@ static void on_woken(void *ctx)
 static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
 {
     struct worker *worker = ctx;
-    struct kvt_peer_stats stats;
+    struct kvs_service_stats stats;
     (void)now_ns;
     (void)lag_ns;
     kvs_service_stats(worker->service, &stats);
@@ -106,18 +114,23 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* ---- the listener ---- */
+/* ---- the listeners ---- */
 
-static void hand_over(struct kvp_server *server, int fd)
+static void hand_over(struct kvp_server *server, int fd, struct kvt_rdma_conn *conn)
 {
     struct worker *worker = &server->workers[server->next];
     struct accepted *accepted = malloc(sizeof *accepted);
     server->next = (server->next + 1) % server->nworkers;
+    if (accepted == NULL && conn != NULL) {
+        kvt_rdma_conn_drop(conn);
+        return;
+    }
     if (accepted == NULL) {
         (void)close(fd);
         return;
     }
     accepted->fd = fd;
+    accepted->conn = conn;
     if (kvb_queue_put(&worker->accepted, &accepted->item) != KVB_OK) {
         KVB_LOG_LIMITED(WARN, "a connection was not admitted: too many at one time");
         drop_accepted(NULL, &accepted->item);
@@ -131,7 +144,7 @@ static void on_connection(struct kvb_io_watch *watch, unsigned events)
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
         int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
-            hand_over(server, fd);
+            hand_over(server, fd, NULL);
             continue;
         }
         if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
@@ -154,6 +167,33 @@ static void on_retry(struct kvb_timer *timer)
     }
 }
 
+static void on_rdma_connection(void *ctx, struct kvt_rdma_conn *conn)
+{
+    hand_over(ctx, -1, conn);
+}
+
+static kvb_status_t listen_rdma(struct kvp_server *server, const struct kvp_server_config *config)
+{
+    char reason[KVT_RDMA_REASON_MAX];
+    const struct kvt_rdma_listener_config listener = {.device = config->rdma,
+                                                      .sched = config->sched,
+                                                      .io = config->io,
+                                                      .address = config->rdma_listen,
+                                                      .accepted = on_rdma_connection,
+                                                      .ctx = server};
+    kvb_status_t status = kvt_rdma_listener_create(&listener, &server->rdma_listener, reason);
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, "the share cannot be served by rdma", KVB_STR("address", listener.address),
+                KVB_STR("reason", reason), KVB_STATUS(status));
+    }
+    return status;
+}
+
+uint16_t kvp_server_rdma_port(const struct kvp_server *server)
+{
+    return server->rdma_listener != NULL ? kvt_rdma_listener_port(server->rdma_listener) : 0;
+}
+
 /* ---- life ---- */
 
 /* Everything but the thread, which then owns net and service. */
@@ -171,6 +211,8 @@ static kvb_status_t prepare(struct worker *worker, const struct kvp_server_confi
     struct kvs_service_config service = {.sched = kvp_loop_sched(worker->loop),
                                          .share = config->share,
                                          .common = config->common,
+                                         .rdma = config->rdma,
+                                         .io = kvp_loop_io(worker->loop),
                                          .name = worker->server->name,
                                          .incarnation = config->incarnation,
                                          .ticket_ms = config->ticket_ms,
@@ -237,6 +279,9 @@ kvb_status_t kvp_server_create(const struct kvp_server_config *config, struct kv
         kvb_mutex_init(&worker->lock, "server worker");
         status = start(worker, config);
     }
+    if (status == KVB_OK && config->rdma != NULL) {
+        status = listen_rdma(server, config);
+    }
     if (status == KVB_OK) {
         server->listener.fd = config->listener;
         status = kvb_io_watch(server->io, &server->listener, KVB_IO_READ);
@@ -266,16 +311,22 @@ uint32_t kvp_server_running(const struct kvp_server *server)
     return n;
 }
 
-void kvp_server_stats(struct kvp_server *server, struct kvt_peer_stats *stats_p)
+static void add_stats(struct kvt_peer_stats *sum, const struct kvt_peer_stats *stats)
 {
-    struct kvt_peer_stats sum = {.up = true};
+    sum->lanes += stats->lanes;
+#define X(name, what) sum->name += stats->name;
+    KVT_PEER_COUNTERS(X)
+#undef X
+}
+
+void kvp_server_stats(struct kvp_server *server, struct kvs_service_stats *stats_p)
+{
+    struct kvs_service_stats sum = {.tcp = {.up = true}, .rdma = {.up = true}};
     for (uint32_t i = 0; i < server->nworkers; i++) {
         struct worker *worker = &server->workers[i];
         kvb_mutex_lock(&worker->lock);
-        sum.lanes += worker->stats.lanes;
-#define X(name, what) sum.name += worker->stats.name;
-        KVT_PEER_COUNTERS(X)
-#undef X
+        add_stats(&sum.tcp, &worker->stats.tcp);
+        add_stats(&sum.rdma, &worker->stats.rdma);
         kvb_mutex_unlock(&worker->lock);
     }
     *stats_p = sum;
@@ -297,6 +348,7 @@ void kvp_server_destroy(struct kvp_server *server)
         return;
     }
     kvb_sched_timer_clear(server->sched, &server->retry);
+    kvt_rdma_listener_destroy(server->rdma_listener);
     kvb_io_unwatch(server->io, &server->listener);
     if (server->listener.fd >= 0) {
         (void)close(server->listener.fd);

@@ -10,6 +10,7 @@
 #include "node/routes.h"
 #include "node/server.h"
 #include "program.h"
+#include "rdma.h"
 
 #include "base/assert.h"
 #include "base/faults.h"
@@ -52,6 +53,7 @@ struct kvp_store {
     struct kvs_client *client;
     /* the others' */
     struct kvs_node_record record;
+    struct kvp_rdma rdma;
     struct kvp_server *server;
     struct kvs_coordinator *coordinator; /* NULL: no etcd */
     struct kvp_cluster *cluster;
@@ -219,13 +221,9 @@ static const struct kvp_http_ops http_ops = {
 static void on_collect(void *ctx)
 {
     struct kvp_store *store = ctx;
-    struct kvt_peer_stats stats;
-    kvp_server_stats(store->server, &stats);
-    kvp_metrics_peer(store->metrics, "-", "tcp", &stats);
+    kvp_collect_server(store->metrics, store->server, &store->rdma);
     kvb_series_set(kvb_series0(store->metrics, KVP_M_ETCD_REACHABLE),
                    atomic_load(&store->etcd_reachable));
-    kvb_series_set(kvb_series0(store->metrics, KVP_M_NODE_REQUESTS),
-                   kvp_server_running(store->server));
 }
 
 /* ---- start ---- */
@@ -274,6 +272,13 @@ static kvb_status_t create_server(struct kvp_store *store)
     int listener;
     kvb_status_t status = kvp_program_common(&cluster, &common);
     if (status == KVB_OK) {
+        status = kvp_rdma_open(&cluster, kvp_loop_sched(store->loop), kvp_loop_io(store->loop),
+                               &store->rdma);
+    }
+    if (status == KVB_OK) {
+        status = kvp_rdma_serve(&store->rdma, &cluster, store->share);
+    }
+    if (status == KVB_OK) {
         status = kvp_program_listen(config->cluster_listen, &listener, address);
     }
     if (status != KVB_OK) {
@@ -285,6 +290,8 @@ static kvb_status_t create_server(struct kvp_store *store)
         .io = kvp_loop_io(store->loop),
         .share = store->share,
         .listener = listener,
+        .rdma = store->rdma.share != NULL ? store->rdma.device : NULL,
+        .rdma_listen = store->rdma.listen,
         .threads = (uint32_t)config->io_threads,
         .common = common,
         .name = store->record.name,
@@ -295,7 +302,9 @@ static kvb_status_t create_server(struct kvp_store *store)
         .lanes_each_max = (uint32_t)config->lanes_each_max,
     };
     status = kvp_server_create(&server, &store->server);
-    if (status != KVB_OK) {
+    if (status == KVB_OK) {
+        kvp_rdma_address(&store->rdma, kvp_server_rdma_port(store->server), store->record.rdma);
+    } else {
         (void)close(listener);
     }
     explicit_bzero(&common, sizeof common);
@@ -394,8 +403,8 @@ kvb_status_t kvp_store_create(const struct kvp_store_config *config, struct kvp_
 void kvp_store_run(struct kvp_store *store)
 {
     KVB_LOG(INFO, "serving", KVB_STR("node", store->record.name),
-            KVB_STR("address", store->record.address), KVB_STR("rest", store->url),
-            KVB_U64("store_bytes", store->config->store_bytes));
+            KVB_STR("address", store->record.address), KVB_STR("rdma", store->record.rdma),
+            KVB_STR("rest", store->url), KVB_U64("store_bytes", store->config->store_bytes));
     (void)printf("kvplane store ready %s %s\n", store->record.address, store->url);
     (void)fflush(stdout);
     kvp_loop_run(store->loop);
@@ -422,6 +431,7 @@ void kvp_store_destroy(struct kvp_store *store)
     kvs_node_destroy(store->node);
     kvt_transport_destroy(store->loopback);
     kvt_regions_destroy(store->regions);
+    kvp_rdma_close(&store->rdma);
     if (store->share != NULL) {
         kvs_keeper_stop(&store->keeper);
         kvs_share_destroy(store->share);

@@ -249,7 +249,12 @@ static const struct kvt_server_ops server_ops = {
 
 kvb_status_t kvs_service_adopt(struct kvs_service *service, int fd)
 {
-    return kvt_tcp_server_adopt(service->server, fd);
+    return kvt_tcp_server_adopt(service->tcp, fd);
+}
+
+kvb_status_t kvs_service_adopt_rdma(struct kvs_service *service, struct kvt_rdma_conn *conn)
+{
+    return kvt_rdma_server_adopt(service->rdma, conn);
 }
 
 void kvs_service_drain(struct kvs_service *service)
@@ -262,17 +267,22 @@ uint32_t kvs_service_running(const struct kvs_service *service)
     return atomic_load_explicit(&service->running, memory_order_relaxed);
 }
 
-void kvs_service_stats(const struct kvs_service *service, struct kvt_peer_stats *stats_p)
+void kvs_service_stats(const struct kvs_service *service, struct kvs_service_stats *stats_p)
 {
-    kvt_tcp_server_stats(service->server, stats_p);
+    *stats_p = (struct kvs_service_stats){.rdma = {0}};
+    kvt_tcp_server_stats(service->tcp, &stats_p->tcp);
+    if (service->rdma != NULL) {
+        kvt_rdma_server_stats(service->rdma, &stats_p->rdma);
+    }
 }
 
 /* ---- create and destroy ---- */
 
-kvb_status_t kvs_service_create(const struct kvs_service_config *config,
-                                struct kvs_service **service_p)
+/* What carries its questions. */
+static kvb_status_t open_servers(struct kvs_service *service,
+                                 const struct kvs_service_config *config)
 {
-    struct kvt_tcp_server_config server = {
+    const struct kvt_tcp_server_config tcp = {
         .common = config->common,
         .sched = config->sched,
         .name = config->name,
@@ -280,7 +290,36 @@ kvb_status_t kvs_service_create(const struct kvs_service_config *config,
         .lanes_max = config->lanes_max,
         .lanes_each_max = config->lanes_each_max,
         .ops = &server_ops,
+        .ctx = service,
     };
+    const struct kvt_rdma_server_config rdma = {
+        .common = config->common,
+        .device = config->rdma,
+        .sched = config->sched,
+        .io = config->io,
+        .name = config->name,
+        .incarnation = config->incarnation,
+        .lanes_max = config->lanes_max,
+        .lanes_each_max = config->lanes_each_max,
+        .ops = &server_ops,
+        .ctx = service,
+    };
+    kvb_status_t status = kvt_tcp_server_create(&tcp, &service->tcp);
+    if (status == KVB_OK && config->rdma != NULL) {
+        status = kvt_rdma_server_create(&rdma, &service->rdma);
+    }
+    return status;
+}
+
+static void close_servers(struct kvs_service *service)
+{
+    kvt_rdma_server_destroy(service->rdma);
+    kvt_tcp_server_destroy(service->tcp);
+}
+
+kvb_status_t kvs_service_create(const struct kvs_service_config *config,
+                                struct kvs_service **service_p)
+{
     struct kvs_service *service = calloc(1, sizeof *service);
     if (service == NULL) {
         return KVB_ERR_NO_MEMORY;
@@ -298,16 +337,16 @@ kvb_status_t kvs_service_create(const struct kvs_service_config *config,
     if (status != KVB_OK) {
         goto err_service;
     }
-    server.ctx = service;
-    status = kvt_tcp_server_create(&server, &service->server);
+    status = open_servers(service, config);
     if (status != KVB_OK) {
-        goto err_spaces;
+        goto err_servers;
     }
     kvs_share_counts_add(service->share, &service->counts);
     *service_p = service;
     return KVB_OK;
 
-err_spaces:
+err_servers:
+    close_servers(service);
     kvs_spaces_cleanup(&service->spaces);
 err_service:
     free(service);
@@ -319,7 +358,7 @@ void kvs_service_destroy(struct kvs_service *service)
     if (service == NULL) {
         return;
     }
-    kvt_tcp_server_destroy(service->server);
+    close_servers(service);
     kvb_assert(kvs_service_running(service) == 0);
     kvs_serve_cleanup(service);
     kvs_scrubs_cleanup(&service->scrubs);

@@ -18,7 +18,8 @@
 struct kvs_service {
     struct kvb_sched *sched;
     struct kvs_share *share;
-    struct kvt_tcp_server *server;
+    struct kvt_tcp_server *tcp;
+    struct kvt_rdma_server *rdma; /* NULL: none */
     struct kvs_counts counts;
     struct kvs_spaces spaces;
     struct kvs_scrubs scrubs;

@@ -415,6 +415,12 @@ static void set_quota(struct kvs_shard *shard, void *arg)
     }
 }
 
+void kvs_share_memory(const struct kvs_share *share, void **base_p, uint64_t *len_p)
+{
+    *base_p = share->memory;
+    *len_p = share->mapped_bytes;
+}
+
 kvb_status_t kvs_share_set_quota(struct kvs_share *share, const char *tenant, uint64_t quota_bytes)
 {
     struct quota quota = {.each = quota_bytes == UINT64_MAX ? UINT64_MAX

@@ -49,6 +49,7 @@ struct fake_peer {
     bool up;
     struct kvt_tcp_lane *lanes[FAKE_LANES];
     uint32_t next_lane;
+    uint64_t transfers; /* asked for, also those that could not be */
     struct kvb_list exchanges;
     struct kvb_event pump;
     struct kvb_timer connect;
@@ -79,6 +80,7 @@ struct fake_tcp {
     bool held[FAKE_STAGES]; /* exchanges wait there for fake_go() */
     uint64_t corrupt;       /* so many bodies arrive with a byte that is not theirs */
     uint32_t running;       /* exchanges */
+    char first_asked[64];   /* address of the peer of the first transfer since this was empty */
 };
 static struct fake_tcp fake_tcp;
 
@@ -491,6 +493,10 @@ static inline kvb_status_t fake_peer_start_(struct kvt_transport *transport,
                                             struct kvt_transfer *transfer)
 {
     struct fake_peer *peer = fake_peer_of(transport);
+    peer->transfers++;
+    if (fake_tcp.first_asked[0] == '\0') {
+        strcpy(fake_tcp.first_asked, peer->address);
+    }
     if (!peer->up || !fake_has_lane_(peer)) {
         return KVB_ERR_UNAVAILABLE;
     }
@@ -600,8 +606,8 @@ kvb_status_t kvt_tcp_peer_set_address(struct kvt_transport *transport, const cha
 }
 void kvt_tcp_peer_stats(const struct kvt_transport *transport, struct kvt_peer_stats *stats_p)
 {
-    (void)transport;
-    *stats_p = (struct kvt_peer_stats){0};
+    const struct fake_peer *peer = (const struct fake_peer *)(const void *)transport; /* base */
+    *stats_p = (struct kvt_peer_stats){.up = peer->up, .transfers = peer->transfers};
 }
 
 /* The oldest exchange that waits at this stage, of any peer; NULL: none. */

@@ -62,7 +62,7 @@ static void *read_figures(void *arg)
 {
     (void)arg;
     while (!atomic_load(&stop)) {
-        struct kvt_peer_stats stats;
+        struct kvs_service_stats stats;
         kvp_server_stats(server, &stats);
         (void)kvp_server_running(server);
         kvb_assert(kvp_server_beat_ns(server) <= kvb_now_ns(&kvb_clock_real));

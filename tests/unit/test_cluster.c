@@ -64,10 +64,13 @@ void kvs_coordinator_set_quota(struct kvs_coordinator *c, const char *tenant, ui
 /* ---- remote nodes ---- */
 
 const struct kvs_carrier kvs_by_tcp = {.name = "tcp"};
+const struct kvs_carrier kvs_by_rdma = {.name = "rdma"};
+
+static struct kvt_rdma_memory *const rdma_memory = (struct kvt_rdma_memory *)&nquotas;
 
 struct remote {
     struct kvs_node node;
-    char address[256];
+    char address[256], rdma_address[256];
     void (*changed)(void *ctx, struct kvs_node *node, const struct kvs_remote_status *status);
     void *ctx;
     struct kvs_remote_status status;
@@ -90,8 +93,15 @@ kvb_status_t kvs_remote_create(const struct kvs_remote_config *config, struct kv
         remote->ways[remote->nways].by = config->ways[remote->nways].by->name;
         remote->nways++;
     }
-    const struct kvt_tcp_peer_config *tcp = config->ways[remote->nways - 1].config;
-    snprintf(remote->address, sizeof remote->address, "%s", tcp->address);
+    for (uint32_t i = 0; i < remote->nways; i++) {
+        bool rdma = config->ways[i].by == &kvs_by_rdma;
+        const struct kvt_tcp_peer_config *tcp = config->ways[i].config;
+        const struct kvt_rdma_peer_config *by_rdma = config->ways[i].config;
+        const char *address = rdma ? by_rdma->address : tcp->address;
+        char *out = rdma ? remote->rdma_address : remote->address;
+        snprintf(out, sizeof remote->address, "%s", address);
+        cr_assert(!rdma || by_rdma->memory == rdma_memory);
+    }
     remote->changed = config->changed;
     remote->ctx = config->ctx;
     nremotes++;
@@ -417,6 +427,68 @@ Test(cluster, a_node_that_says_it_leaves_gets_nothing_new_before_etcd_tells)
     watch->node_gone(watch_ctx, "a");
     status.draining = false;
     old->changed(old->ctx, &old->node, &status); /* of one that has left: nothing */
+    finish_removals();
+}
+
+/* ---- ways ---- */
+
+/* What a node of each kind is reached by, under each wish, with and without a device. */
+Test(cluster, a_node_is_reached_by_what_both_sides_have_and_the_config_allows)
+{
+    static const struct {
+        const char *what;
+        bool device, only; /* of this process */
+        bool rdma;         /* the node has an address of it */
+        const char *ways;
+    } cases[] = {
+        {"auto, both can", true, false, true, "rdma tcp "},
+        {"auto, the node cannot", true, false, false, "tcp "},
+        {"auto, this process cannot", false, false, true, "tcp "},
+        {"tcp, or auto, nobody can", false, false, false, "tcp "},
+        {"rdma, both can", true, true, true, "rdma "},
+        {"rdma, the node cannot", true, true, false, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct kvp_cluster_params params = params_of(false, true);
+        struct kvs_node_record record = {.name = "a", .address = "a:1", .incarnation = 9};
+        char ways[64] = "";
+        params.rdma = cases[i].device ? rdma_memory : NULL;
+        params.rdma_only = cases[i].only;
+        cr_assert_eq(kvp_cluster_create(&params, &cluster), KVB_OK);
+        strcpy(record.rdma, cases[i].rdma ? "10.0.0.1:2" : "");
+        uint32_t before = ncreated;
+        watch->node(watch_ctx, &record);
+        cr_expect_eq(member("a") != NULL, cases[i].ways[0] != '\0', "%s", cases[i].what);
+        if (ncreated > before) {
+            for (uint32_t w = 0; w < last_remote->nways; w++) {
+                strcat(strcat(ways, last_remote->ways[w].by), " ");
+            }
+            cr_expect_str_eq(last_remote->rdma_address, params.rdma != NULL ? record.rdma : "",
+                             "%s", cases[i].what);
+        }
+        cr_expect_str_eq(ways, cases[i].ways, "%s", cases[i].what);
+        sim_advance(&sim, 2100); /* nor later */
+        cr_expect_eq(member("a") != NULL, cases[i].ways[0] != '\0', "%s", cases[i].what);
+        watch->node_gone(watch_ctx, "a");
+        finish_removals();
+        kvp_cluster_destroy(cluster);
+        cluster = NULL;
+    }
+}
+
+Test(cluster, a_node_whose_rdma_address_changes_is_another)
+{
+    struct kvs_node_record record = {.name = "a", .address = "a:1", .incarnation = 9};
+    struct kvp_cluster_params params = params_of(false, true);
+    params.rdma = rdma_memory;
+    cr_assert_eq(kvp_cluster_create(&params, &cluster), KVB_OK);
+    watch->node(watch_ctx, &record);
+    watch->node(watch_ctx, &record);
+    cr_expect_eq(ncreated, 1);
+    strcpy(record.rdma, "10.0.0.1:2");
+    watch->node(watch_ctx, &record);
+    cr_expect_eq(ncreated, 2);
+    cr_expect_str_eq(last_remote->rdma_address, "10.0.0.1:2");
     finish_removals();
 }
 

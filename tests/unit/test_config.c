@@ -102,7 +102,7 @@ Test(config, a_bad_value_is_refused_with_its_key_its_value_and_what_is_allowed)
     REFUSED("shards", "--shards=-1");
     REFUSED("shards", "--shards=1.5");
     REFUSED("shards", "--shards=");
-    REFUSED("auto tcp loopback", "--transport=rdma");
+    REFUSED("auto rdma tcp loopback", "--transport=nvlink");
     REFUSED("none reset finish sleep", "--unversioned=Reset");
     REFUSED("drain-bound", "--drain-bound=forever");
     REFUSED("listen", "--listen=8100");
@@ -289,9 +289,33 @@ Test(config, with_etcd_a_share_needs_a_place_where_others_reach_it)
 
 Test(config, a_transport_that_cannot_be_is_refused_with_what_is_possible)
 {
-    REFUSED("one of: auto tcp loopback", ETCD, "--store-bytes=0", "--transport=rdma");
-    REFUSED("one of: auto tcp", ETCD, "--store-bytes=0", "--transport=loopback");
+    REFUSED("one of: auto rdma tcp loopback", ETCD, "--store-bytes=0", "--transport=cxl");
+    REFUSED("one of: auto rdma tcp", ETCD, "--store-bytes=0", "--transport=loopback");
     REFUSED("one of: auto loopback", "--transport=tcp");
+    REFUSED("one of: auto loopback", "--transport=rdma");
+}
+
+Test(config, rdma_is_asked_for_with_its_limits)
+{
+    struct kvp_config config;
+    cr_assert_eq(READ(&config, ETCD, "--cluster-listen=127.0.0.1:0", "--transport=rdma",
+                      "--rdma-device=mlx5_0", "--rdma-gid-index=3", "--rdma-listen=[fe80::1]:0",
+                      "--rdma-mtu=1024", "--rdma-timeout=1s"),
+                 KVB_OK, "%s", error);
+    struct kvp_cluster_config cluster = kvp_config_cluster(&config);
+    cr_expect_str_eq(cluster.transport, "rdma");
+    cr_expect_str_eq(cluster.rdma_device, "mlx5_0");
+    cr_expect_str_eq(cluster.rdma_gid_index, "3");
+    cr_expect_str_eq(cluster.rdma_listen, "[fe80::1]:0");
+    cr_expect_eq(cluster.rdma_timeout, 1000);
+    kvp_config_cleanup(&config);
+    REFUSED("rdma-gid-index", ETCD, "--store-bytes=0", "--rdma-gid-index=x");
+    REFUSED("0 to 65535", ETCD, "--store-bytes=0", "--rdma-gid-index=65536");
+    REFUSED("rather than a name", ETCD, "--cluster-listen=127.0.0.1:0", "--rdma-listen=host:1");
+    REFUSED("rdma-listen", ETCD, "--cluster-listen=127.0.0.1:0", "--rdma-listen=10.0.0.1");
+    REFUSED("no share to serve", ETCD, "--store-bytes=0", "--rdma-listen=10.0.0.1:1");
+    REFUSED("auto 256 512", ETCD, "--store-bytes=0", "--rdma-mtu=1500");
+    REFUSED("1 to 7", ETCD, "--store-bytes=0", "--rdma-retries=8");
 }
 
 Test(config, what_others_reach_needs_a_secret_and_an_address_of_its_own)

@@ -698,9 +698,11 @@ Test(etcd, what_was_compacted_while_away_is_read_anew)
     join(&a, &p, "a");
     join(&b, &q, "b");
     struct kvb_lineage v1 = resolve(&b, "v1");
-    struct kvs_node_record node = {.name = "n1", .address = "h:1", .incarnation = 1};
+    struct kvs_node_record node = {
+        .name = "n1", .address = "h:1", .rdma = "10.0.0.1:2", .incarnation = 1};
     cr_assert_eq(kvs_coordinator_announce(p.rig.coordinator, &node), KVB_OK);
     EVENTUALLY(&loop, q.nnodes == 1);
+    cr_expect_str_eq(q.node.rdma, "10.0.0.1:2");
     etcd_rig_set_reachable(&q.rig, false);
     cr_assert_eq(retire(&a, v1, 100), KVB_ERR_TIMEOUT);
     struct ask ask;

@@ -24,6 +24,7 @@ struct rig {
     struct kvs_member *member;
     bool up, told;
     uint32_t nnodes, nlost;
+    struct kvs_node_record node; /* the last one */
     /* the script */
     const char *path; /* answers to this are `text`; NULL: none */
     const char *what; /* and the request holds this; NULL: any */
@@ -67,8 +68,9 @@ static const struct kvs_member_ops member_ops = {
     .told = on_told, .told_tenant = on_told_tenant, .reachable = on_reachable, .lost = on_lost};
 static void on_node(void *ctx, const struct kvs_node_record *record)
 {
-    (void)record;
-    ((struct rig *)ctx)->nnodes++;
+    struct rig *rig = ctx;
+    rig->nnodes++;
+    rig->node = *record;
 }
 static void on_gone(void *ctx, const char *name)
 {
@@ -385,6 +387,30 @@ Test(etcd_answers, what_lies_there_is_not_believed_either)
     for (int q = CHECK; q < QUESTIONS; q++) {
         cr_assert_eq(question(&rig, q), KVB_OK, "question %d", q);
     }
+    rig_close(&rig);
+}
+
+/* Processes of an earlier version say nothing of rdma, those of a later one more than is known. */
+Test(etcd_answers, records_of_nodes_are_read_whatever_version_wrote_them)
+{
+    struct rig rig;
+    rig_open(&rig);
+    /* {"address":"h:1","rdma":"r:2","later":[1]} */
+    push_put(&rig, "node/new", "eyJhZGRyZXNzIjoiaDoxIiwicmRtYSI6InI6MiIsImxhdGVyIjpbMV19", 10);
+    EVENTUALLY(&rig, rig.nnodes == 1);
+    cr_expect_str_eq(rig.node.address, "h:1");
+    cr_expect_str_eq(rig.node.rdma, "r:2");
+    push_put(&rig, "node/old", "eyJhZGRyZXNzIjoiaDoxIn0=", 11); /* {"address":"h:1"} */
+    EVENTUALLY(&rig, rig.nnodes == 2);
+    cr_expect_str_eq(rig.node.rdma, "");
+    push_put(&rig, "node/bad", "eyJhZGRyZXNzIjoiaDoxIiwicmRtYSI6NX0=", 12); /* …"rdma":5} */
+    push_put(&rig, "node/long",                                             /* of 64 bytes */
+             "eyJhZGRyZXNzIjoiaDoxIiwicmRtYSI6InJycnJycnJycnJycnJycnJycnJycnJycnJycnJycnJy"
+             "cnJycnJycnJycnJycnJycnJycnJycnJycnJycnJycnIifQ==",
+             13);
+    push_put(&rig, "node/last", "eyJhZGRyZXNzIjoiaDoxIn0=", 14);
+    EVENTUALLY(&rig, rig.nnodes == 3);
+    cr_expect_str_eq(rig.node.name, "last");
     rig_close(&rig);
 }
 

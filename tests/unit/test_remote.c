@@ -113,6 +113,191 @@ Test(remote, a_node_that_never_was_there_costs_nothing)
     test_store_close(&store);
 }
 
+/* ---- several ways ---- */
+
+/* A second carrier, as good as the first one. */
+static kvb_status_t fast_create(struct kvt_regions *regions, const void *peer,
+                                const struct kvt_peer_ops *ops, void *ctx,
+                                struct kvt_transport **transport_p)
+{
+    return kvs_by_tcp.create(regions, peer, ops, ctx, transport_p);
+}
+static const struct kvs_carrier by_fast = {
+    .name = "fast", .create = fast_create, .stats = kvt_tcp_peer_stats};
+
+/* A node that is reached as `fast` and as `node`; its share is one. */
+struct two_ways {
+    struct test_store store;
+    struct kvs_service *fast;
+};
+
+static void serve_fast(struct two_ways *two)
+{
+    const struct kvs_service_config service = {.sched = &two->store.sim.sched,
+                                               .share = two->store.share,
+                                               .name = "fast",
+                                               .incarnation = 1};
+    cr_assert_eq(kvs_service_create(&service, &two->fast), KVB_OK);
+}
+
+static void unserve_fast(struct two_ways *two)
+{
+    kvs_service_destroy(two->fast);
+    two->fast = NULL;
+}
+
+static void open_two_ways(struct two_ways *two, bool fast)
+{
+    struct test_store *store = &two->store;
+    bool gone = false;
+    two->fast = NULL;
+    test_store_open(store, &config, false);
+    if (fast) {
+        serve_fast(two);
+    }
+    const struct kvs_remote_config both = {
+        .sched = &store->sim.sched,
+        .regions = store->regions,
+        .ways = {{&by_fast, &(struct kvt_tcp_peer_config){.address = "fast"}},
+                 {&kvs_by_tcp, &(struct kvt_tcp_peer_config){.address = "node"}}},
+    };
+    cr_assert_eq(kvs_client_remove_node(store->client, "here", on_removed, &gone), KVB_OK);
+    cr_assert(sim_run_until_true(&store->sim, &gone, 1000));
+    kvs_remote_destroy(store->node);
+    cr_assert_eq(kvs_remote_create(&both, &store->node), KVB_OK);
+    cr_assert_eq(kvs_client_add_node(store->client, "here", store->node, MIB(8)), KVB_OK);
+}
+
+static void close_two_ways(struct two_ways *two)
+{
+    kvs_service_destroy(two->fast);
+    test_store_close(&two->store);
+}
+
+static struct kvs_way_status way_of(const struct two_ways *two, uint32_t number)
+{
+    struct kvs_way_status way;
+    cr_assert(kvs_remote_way(two->store.node, number, &way));
+    return way;
+}
+
+/* Puts and gets a block; by which way its questions went. */
+static const char *carried(struct two_ways *two, uint64_t key)
+{
+    uint64_t fast = way_of(two, 0).stats.transfers, slow = way_of(two, 1).stats.transfers;
+    cr_assert_eq(test_put(&two->store, &key, sizeof key, 1000, 1), KVB_OK);
+    cr_assert_eq(test_get(&two->store, &key, sizeof key, 1000, 1), KVB_OK);
+    fast = way_of(two, 0).stats.transfers - fast;
+    slow = way_of(two, 1).stats.transfers - slow;
+    cr_assert((fast == 0) != (slow == 0), "%lu %lu", (unsigned long)fast, (unsigned long)slow);
+    return fast > 0 ? "fast" : "node";
+}
+
+/* Whether a key is there: the answer to a question of one item. */
+static kvb_status_t look_up(struct two_ways *two)
+{
+    struct test_job job;
+    test_job_add(test_job_init(&job, &two->store, KVS_EXISTS), &two->store, "k", 1, 0, 1);
+    test_job_submit(&job, &two->store);
+    cr_assert(sim_run_until_true(&two->store.sim, &job.done, 1000));
+    return job.items[0].status;
+}
+
+Test(remote, the_best_way_that_is_up_carries_the_questions)
+{
+    struct two_ways two;
+    struct kvs_way_status none;
+    uint64_t second = 2;
+    open_two_ways(&two, true);
+    sim_advance(&two.store.sim, 100);
+    cr_expect_str_eq(status_of(&two.store).by, "fast");
+    cr_expect_str_eq(carried(&two, 1), "fast");
+    cr_expect(way_of(&two, 0).up && way_of(&two, 1).up);
+    cr_expect_str_eq(way_of(&two, 0).by, "fast");
+    cr_expect_str_eq(way_of(&two, 1).by, "tcp");
+    cr_expect(!kvs_remote_way(two.store.node, 2, &none));
+    unserve_fast(&two);
+    sim_settle(&two.store.sim);
+    cr_expect(status_of(&two.store).up, "one way is enough");
+    cr_expect_str_eq(status_of(&two.store).by, "tcp");
+    cr_expect_eq(way_of(&two, 0).why, KVB_ERR_DISCONNECTED);
+    cr_expect_str_eq(carried(&two, second), "node");
+    serve_fast(&two);
+    sim_advance(&two.store.sim, 100);
+    cr_expect_str_eq(status_of(&two.store).by, "fast");
+    cr_expect_eq(way_of(&two, 0).why, KVB_OK);
+    cr_expect_str_eq(carried(&two, 3), "fast");
+    cr_expect_eq(test_get(&two.store, &second, sizeof second, 1000, 1), KVB_OK, "it is one node");
+    close_two_ways(&two);
+}
+
+Test(remote, a_way_that_never_connects_costs_nothing_where_another_does)
+{
+    struct two_ways two;
+    open_two_ways(&two, false);
+    sim_advance(&two.store.sim, 100);
+    cr_expect_str_eq(status_of(&two.store).by, "tcp");
+    for (uint64_t i = 0; i < 20; i++) {
+        cr_expect_str_eq(carried(&two, i), "node");
+    }
+    cr_expect_eq(way_of(&two, 0).stats.transfers, 0, "it is not asked");
+    close_two_ways(&two);
+}
+
+/* Between the loss of a way and the word of it, questions go on by the next one. */
+Test(remote, a_way_that_was_lost_a_moment_ago_is_passed_over)
+{
+    struct two_ways two;
+    open_two_ways(&two, true);
+    sim_advance(&two.store.sim, 100);
+    unserve_fast(&two);
+    cr_expect(way_of(&two, 0).up, "nobody has been told");
+    cr_expect_eq(look_up(&two), KVB_ERR_NOT_FOUND, "the node's answer");
+    close_two_ways(&two);
+}
+
+/* The last way is what the others fall back to: it is asked first, rather than one that may take a
+ * question and then not connect. */
+Test(remote, while_no_way_is_up_the_last_one_is_asked_first)
+{
+    struct two_ways two;
+    open_two_ways(&two, true);
+    sim_advance(&two.store.sim, 100);
+    unserve_fast(&two);
+    kvs_service_destroy(two.store.service);
+    two.store.service = NULL;
+    sim_settle(&two.store.sim);
+    cr_expect(!status_of(&two.store).up);
+    cr_expect_null(status_of(&two.store).by);
+    fake_tcp.first_asked[0] = '\0';
+    cr_expect_eq(look_up(&two), KVB_ERR_UNAVAILABLE);
+    cr_expect_str_eq(fake_tcp.first_asked, "node");
+    close_two_ways(&two);
+}
+
+/* A node that started anew is another, whichever way says so first. */
+Test(remote, figures_of_an_earlier_life_are_not_told_by_the_other_way)
+{
+    struct two_ways two;
+    open_two_ways(&two, true);
+    sim_advance(&two.store.sim, 100);
+    cr_expect_str_eq(carried(&two, 1), "fast");
+    sim_advance(&two.store.sim, 1100);
+    cr_expect_eq(status_of(&two.store).puts, 1);
+    unserve_fast(&two);
+    sim_settle(&two.store.sim);
+    cr_expect_eq(status_of(&two.store).puts, 1, "the node is the same");
+    kvs_service_drain(two.store.service);
+    sim_advance(&two.store.sim, 1100);
+    cr_expect(status_of(&two.store).draining);
+    serve_fast(&two);
+    cr_assert(sim_run_until(&two.store.sim, is_up, two.store.node, 1000));
+    sim_advance(&two.store.sim, 60);
+    cr_expect_str_eq(status_of(&two.store).by, "fast");
+    cr_expect(status_of(&two.store).draining, "until it says otherwise");
+    close_two_ways(&two);
+}
+
 /* ---- restarts ---- */
 
 Test(remote, a_node_that_came_back_as_another_has_nothing_of_before_and_takes_new_puts)

@@ -16,13 +16,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { THREADS = 3, LANES = 64, WAIT_MS = 20000 };
+enum { THREADS = 3, CONNS = 2 * THREADS, LANES = 64, WAIT_MS = 20000 };
 
 /* ---- services ---- */
 
 struct kvs_service {
     char name[64];
     atomic_uint nfds;
+    atomic_uint nconns; /* of rdma */
+    bool has_device;
     int fds[LANES];
     atomic_bool draining;
     pthread_t thread;
@@ -42,6 +44,8 @@ kvb_status_t kvs_service_create(const struct kvs_service_config *config,
         return KVB_ERR_NO_MEMORY;
     }
     cr_assert_not_null(config->common.net);
+    services[n - 1].has_device = config->rdma != NULL;
+    cr_assert_not_null(config->io);
     snprintf(services[n - 1].name, sizeof services[n - 1].name, "%s", config->name);
     *service_p = &services[n - 1];
     return KVB_OK;
@@ -83,9 +87,70 @@ uint32_t kvs_service_running(const struct kvs_service *service)
     return 2;
 }
 
-void kvs_service_stats(const struct kvs_service *service, struct kvt_peer_stats *stats_p)
+void kvs_service_stats(const struct kvs_service *service, struct kvs_service_stats *stats_p)
 {
-    *stats_p = (struct kvt_peer_stats){.lanes = atomic_load(&service->nfds), .connects = 5};
+    *stats_p = (struct kvs_service_stats){
+        .tcp = {.lanes = atomic_load(&service->nfds), .connects = 5},
+        .rdma = {.lanes = atomic_load(&service->nconns), .connects = 7},
+    };
+}
+
+/* ---- rdma: connections are numbers ---- */
+
+static struct kvt_rdma_listener_config rdma_config;
+static atomic_int nrdma_listeners;
+static atomic_uint ndropped;
+static kvb_status_t rdma_status;
+static struct kvt_rdma_device *const device = (struct kvt_rdma_device *)&rdma_config;
+
+static struct kvt_rdma_conn *conn(uint32_t number)
+{
+    static char conns[CONNS];
+    return (struct kvt_rdma_conn *)(void *)&conns[number];
+}
+
+kvb_status_t kvt_rdma_listener_create(const struct kvt_rdma_listener_config *config,
+                                      struct kvt_rdma_listener **listener_p,
+                                      char reason[KVT_RDMA_REASON_MAX])
+{
+    if (rdma_status != KVB_OK) {
+        snprintf(reason, KVT_RDMA_REASON_MAX, "a test");
+        return rdma_status;
+    }
+    rdma_config = *config;
+    atomic_fetch_add(&nrdma_listeners, 1);
+    *listener_p = (struct kvt_rdma_listener *)&rdma_config;
+    return KVB_OK;
+}
+
+void kvt_rdma_listener_destroy(struct kvt_rdma_listener *listener)
+{
+    if (listener != NULL) {
+        atomic_fetch_sub(&nrdma_listeners, 1);
+    }
+}
+
+uint16_t kvt_rdma_listener_port(const struct kvt_rdma_listener *listener)
+{
+    cr_assert_not_null(listener);
+    return 4711;
+}
+
+void kvt_rdma_conn_drop(struct kvt_rdma_conn *dropped)
+{
+    cr_assert_not_null(dropped);
+    atomic_fetch_add(&ndropped, 1);
+}
+
+kvb_status_t kvs_service_adopt_rdma(struct kvs_service *service, struct kvt_rdma_conn *adopted)
+{
+    cr_assert_not_null(adopted);
+    cr_assert(service->has_device);
+    cr_assert(!service->adopted || pthread_equal(service->thread, pthread_self()));
+    service->adopted = true;
+    service->thread = pthread_self();
+    atomic_fetch_add(&service->nconns, 1);
+    return KVB_OK;
 }
 
 static atomic_int nnets;
@@ -132,13 +197,15 @@ static void run_until(bool (*what)(void))
     cr_assert(what(), "not in time");
 }
 
-static kvb_status_t create(void)
+static kvb_status_t create_with(struct kvt_rdma_device *rdma)
 {
     int listener;
     cr_assert_eq(kvp_listen("127.0.0.1", 0, &listener, &port), KVB_OK);
     const struct kvp_server_config config = {.sched = kvp_loop_sched(loop),
                                              .io = kvp_loop_io(loop),
                                              .listener = listener,
+                                             .rdma = rdma,
+                                             .rdma_listen = "10.0.0.1:7",
                                              .threads = THREADS,
                                              .name = "n"};
     kvb_status_t status = kvp_server_create(&config, &server);
@@ -146,6 +213,11 @@ static kvb_status_t create(void)
         close(listener);
     }
     return status;
+}
+
+static kvb_status_t create(void)
+{
+    return create_with(NULL);
 }
 
 static int dial(void)
@@ -167,6 +239,7 @@ static void end(void)
     kvp_server_destroy(server);
     kvp_loop_destroy(loop);
     cr_expect_eq(atomic_load(&nnets), 0);
+    cr_expect_eq(atomic_load(&nrdma_listeners), 0);
 }
 
 TestSuite(server, .init = begin, .fini = end);
@@ -182,15 +255,15 @@ static bool all_adopted(void)
 
 static bool stats_came(void)
 {
-    struct kvt_peer_stats stats;
+    struct kvs_service_stats stats;
     kvp_server_stats(server, &stats);
-    return stats.lanes == 2 * THREADS;
+    return stats.tcp.lanes == 2 * THREADS;
 }
 
 Test(server, connections_go_to_the_threads_in_turn_and_stay_there)
 {
     int fds[2 * THREADS];
-    struct kvt_peer_stats stats;
+    struct kvs_service_stats stats;
     cr_assert_eq(create(), KVB_OK);
     for (uint32_t i = 0; i < 2 * THREADS; i++) {
         fds[i] = dial();
@@ -203,12 +276,72 @@ Test(server, connections_go_to_the_threads_in_turn_and_stay_there)
     cr_expect_eq(kvp_server_running(server), 2 * THREADS);
     run_until(stats_came);
     kvp_server_stats(server, &stats);
-    cr_expect_eq(stats.connects, 5 * THREADS);
+    cr_expect_eq(stats.tcp.connects, 5 * THREADS);
     cr_expect_geq(kvp_server_beat_ns(server),
                   kvb_now_ns(&kvb_clock_real) - WAIT_MS * KVB_NS_PER_MS);
     for (uint32_t i = 0; i < 2 * THREADS; i++) {
         close(fds[i]);
     }
+}
+
+/* ---- rdma ---- */
+
+static bool all_conns_adopted(void)
+{
+    struct kvs_service_stats stats;
+    kvp_server_stats(server, &stats);
+    return stats.rdma.lanes == CONNS;
+}
+
+Test(server, connections_of_rdma_go_to_the_threads_in_turn_too)
+{
+    struct kvs_service_stats stats;
+    cr_assert_eq(create_with(device), KVB_OK);
+    cr_expect_str_eq(rdma_config.address, "10.0.0.1:7");
+    cr_expect_eq(rdma_config.device, device);
+    cr_expect_eq(kvp_server_rdma_port(server), 4711);
+    for (uint32_t i = 0; i < CONNS; i++) {
+        rdma_config.accepted(rdma_config.ctx, conn(i));
+    }
+    run_until(all_conns_adopted);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        cr_expect_eq(atomic_load(&services[i].nconns), CONNS / THREADS);
+    }
+    kvp_server_stats(server, &stats);
+    cr_expect_eq(stats.rdma.connects, 7 * THREADS);
+    cr_expect_eq(stats.tcp.lanes, 0);
+    cr_expect_eq(atomic_load(&ndropped), 0);
+}
+
+Test(server, without_a_device_there_is_tcp_alone)
+{
+    cr_assert_eq(create(), KVB_OK);
+    cr_expect_eq(atomic_load(&nrdma_listeners), 0);
+    cr_expect_eq(kvp_server_rdma_port(server), 0);
+    cr_expect(!services[0].has_device);
+}
+
+Test(server, an_address_of_rdma_that_cannot_be_listened_at_fails_it_whole)
+{
+    rdma_status = KVB_ERR_EXISTS;
+    cr_expect_eq(create_with(device), KVB_ERR_EXISTS);
+    rdma_status = KVB_OK;
+    cr_expect_eq(atomic_load(&ndestroyed), THREADS);
+}
+
+Test(server, every_connection_of_rdma_is_adopted_or_dropped_also_at_the_end)
+{
+    cr_assert_eq(create_with(device), KVB_OK);
+    for (uint32_t i = 0; i < CONNS; i++) {
+        rdma_config.accepted(rdma_config.ctx, conn(i));
+    }
+    kvp_server_destroy(server);
+    server = NULL;
+    uint32_t adopted = 0;
+    for (uint32_t i = 0; i < THREADS; i++) {
+        adopted += atomic_load(&services[i].nconns);
+    }
+    cr_expect_eq(adopted + atomic_load(&ndropped), CONNS);
 }
 
 static int refused_fd;

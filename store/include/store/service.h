@@ -4,6 +4,7 @@
 
 #include "store/node.h"
 #include "store/share.h"
+#include "transport/rdma.h"
 #include "transport/tcp.h"
 
 /*
@@ -12,44 +13,55 @@
  * A put and a get are one question each; lookups, removes and pins are batches.
  */
 
-/* ---- service: one for each I/O thread over the same share ---- */
+/* ---- service: one for each I/O thread over the same share, whatever carries its questions ---- */
 
 struct kvs_service;
 
 struct kvs_service_config {
     struct kvb_sched *sched;
     struct kvs_share *share;
-    struct kvt_peer_common common;
+    struct kvt_peer_common common; /* net: of tcp */
+    /* NULL: tcp alone. The share's memory is registered with it before, and until the service is
+     * destroyed. */
+    struct kvt_rdma_device *rdma;
+    struct kvb_io *io; /* of rdma */
     const char *name;
     uint64_t incarnation;
     uint64_t ticket_ms; /* how long a reader's ticket or a writer's attempt lasts; 0: 60 s */
     uint64_t hold_ms;   /* how long a lookup's promise lasts; 0: 60 s */
-    uint32_t lanes_max, lanes_each_max;
+    uint32_t lanes_max, lanes_each_max; /* of each carrier */
 };
 
 KVB_MUST_USE kvb_status_t kvs_service_create(const struct kvs_service_config *config,
                                              struct kvs_service **service_p);
 void kvs_service_destroy(struct kvs_service *service); /* closes its lanes; NULL: nothing */
+/* As kvt_tcp_server_adopt; kvt_rdma_server_adopt (only where it was created with a device). */
 KVB_MUST_USE kvb_status_t kvs_service_adopt(struct kvs_service *service, int fd);
+KVB_MUST_USE kvb_status_t kvs_service_adopt_rdma(struct kvs_service *service,
+                                                 struct kvt_rdma_conn *conn);
 /* Any thread. New puts are answered DRAINING; gets and lookups go on. Peers learn it from that
  * answer, or when they next ask for the status, and place nothing new here. */
 void kvs_service_drain(struct kvs_service *service);
 /* Any thread. Puts and gets that are not over yet. */
 uint32_t kvs_service_running(const struct kvs_service *service);
-void kvs_service_stats(const struct kvs_service *service, struct kvt_peer_stats *stats_p);
+struct kvs_service_stats {
+    struct kvt_peer_stats tcp, rdma; /* rdma: zero where there is none */
+};
+void kvs_service_stats(const struct kvs_service *service, struct kvs_service_stats *stats_p);
 
 /* ---- remote: a node behind connections ---- */
 
 /* What carries questions to a node, and how a peer of it is made. */
 struct kvs_carrier {
-    const char *name; /* for people: tcp */
+    const char *name; /* for people: tcp, rdma */
     /* As kvt_tcp_peer_create. config: the carrier's own, whose ops and ctx do not count. */
     kvb_status_t (*create)(struct kvt_regions *regions, const void *config,
                            const struct kvt_peer_ops *ops, void *ctx,
                            struct kvt_transport **transport_p);
     void (*stats)(const struct kvt_transport *transport, struct kvt_peer_stats *stats_p);
 };
-extern const struct kvs_carrier kvs_by_tcp; /* config: struct kvt_tcp_peer_config */
+extern const struct kvs_carrier kvs_by_tcp;  /* config: struct kvt_tcp_peer_config */
+extern const struct kvs_carrier kvs_by_rdma; /* config: struct kvt_rdma_peer_config */
 
 /*
  * A node may be reached in several ways, each by a carrier of its own, all of which stay connected.

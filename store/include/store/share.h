@@ -32,6 +32,10 @@ KVB_MUST_USE kvb_status_t kvs_share_create(const struct kvb_random *random,
                                            struct kvs_share **share_p);
 void kvs_share_destroy(struct kvs_share *share); /* nobody uses it; NULL: nothing */
 
+/* All of its memory, one range, the same for as long as it lives: for devices that move its bytes
+ * themselves. */
+void kvs_share_memory(const struct kvs_share *share, void **base_p, uint64_t *len_p);
+
 /* Split evenly over the shards. UINT64_MAX: none. LIMIT (too many tenants), NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_share_set_quota(struct kvs_share *share, const char *tenant,
                                               uint64_t quota_bytes);
