@@ -168,20 +168,39 @@ struct kvplane_callbacks {
     void (*attached)(void *ctx, int result);
 };
 
+/* One group of layers whose KV is kept in blocks of its own. */
+struct kvplane_group {
+    uint32_t block_tokens;
+    uint32_t window_tokens; /* sliding window: only the last so many tokens of a prefix are needed
+                               (what the window holds beside the token computed); 0: all of them */
+};
+
 struct kvplane_options {
     const char *socket;   /* path of the daemon's engine socket; NULL: $KVPLANE_SOCKET */
     const char *instance; /* [A-Za-z0-9._-]{1,63} */
     const char *tenant;   /* NULL: "default" */
-    const char *
-        layout; /* text that names everything that makes bytes interchangeable, at most 255 bytes */
+    const char *layout; /* text that names everything that makes bytes interchangeable, at most 255
+                           bytes: model, type, blocks, layers, heads, format. Not how the engine is
+                           split: the daemon adds that (store_tp_size) */
     const char *weights_name; /* version of the weights it starts with, if it knows one; NULL. The
                                  library stops telling it once weights were written. What two
                                  engines share from the start is under their fingerprint */
     unsigned roles; /* kvplane_role; 0: both. SCHEDULER: lookup, discard, report, lifecycle; WORKER:
                        regions, put, get. What the role does not have is INVALID */
-    uint32_t rank;  /* 0 … world_size - 1 */
-    uint32_t world_size;   /* 0: 1 */
-    uint32_t block_tokens; /* tokens per block; 0: 16 */
+    uint32_t rank;  /* 0 … world_size - 1: stage * tp_size + place in its stage */
+    uint32_t world_size;       /* 0: 1 */
+    uint32_t local_world_size; /* ranks of it on this host; 0: all. Another number is refused: one
+                                  daemon serves one host */
+    uint32_t tp_size;          /* ranks of one pipeline stage; 0: world_size */
+    /* Parts in which a stage's block is stored: a multiple of tp_size. Rank r moves parts r * n …
+     * r * n + n - 1, where n = store_tp_size / tp_size, each a list of slices in an order that does
+     * not depend on tp_size: then engines of other tp_size, with the same store_tp_size, layout and
+     * number of stages, read and write the same blocks. 0: each rank stores its own part in its own
+     * form, and only engines that are split alike share. */
+    uint32_t store_tp_size;
+    uint32_t block_tokens;              /* tokens per block; 0: 16 */
+    const struct kvplane_group *groups; /* KV groups, numbered from 0, at most 16; copied */
+    size_t ngroups; /* 0: every group asked for is of full attention and of block_tokens */
     bool
         tracks_lineage; /* keeps the token per local block and gives the oldest one with each put */
     size_t queue_max;   /* calls in flight before KVPLANE_ERR_AGAIN, at most 65536; 0: 1024 */
@@ -264,7 +283,8 @@ struct kvplane_entry {
     const void *placement; /* key that decides where the block lives: that of block
                               kvplane_placement(); NULL: the key itself */
     size_t placement_len;
-    uint32_t group, part;               /* KV group; which rank's part (0 with one rank) */
+    uint32_t group, part;               /* KV group; which part of the block: one of this rank's
+                                           (store_tp_size; else the rank). Any other is INVALID */
     kvplane_token token;                /* put only: the stay in which it was computed */
     const struct kvplane_slice *slices; /* at most 256, together at most 1 GiB */
     size_t nslices;
@@ -290,9 +310,11 @@ struct kvplane_keys {
  */
 KVPLANE_API size_t kvplane_placement(size_t block, uint32_t block_tokens);
 
-/* At most 16 groups of 4,096 keys. hits[i]: how many leading keys of groups[i] are there with every
- * rank's part. result other than OK: nothing was looked up, hits are 0. What is found is held for
- * `request` until got, discarded, or the hold's bound. */
+/* At most 16 groups of 4,096 keys, all beginning at the same token, a multiple of every group's
+ * block. hits[i]: how many blocks of groups[i] are in the longest prefix from there that all these
+ * groups can use, with every rank's part: of full attention all of them are there, of a sliding
+ * window those that the window reaches back to. result other than OK: nothing was looked up, hits
+ * are 0. What is found is held for `request` until got, discarded, or the hold's bound. */
 typedef void (*kvplane_lookup_fn)(void *arg, int result, const uint32_t *hits, size_t ngroups);
 KVPLANE_API int kvplane_lookup(struct kvplane *kv, uint64_t request, kvplane_token token,
                                const struct kvplane_keys *groups, size_t ngroups,

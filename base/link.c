@@ -183,7 +183,14 @@ void kvb_link_hello_pack(struct kvb_writer *out, const struct kvb_link_hello *ms
     kvb_put_u32(out, msg->rank);
     kvb_put_u32(out, msg->world_size);
     kvb_put_u32(out, msg->local_world_size);
+    kvb_put_u32(out, msg->tp_size);
+    kvb_put_u32(out, msg->store_tp_size);
     kvb_put_u32(out, msg->block_tokens);
+    kvb_put_u32(out, msg->ngroups);
+    for (uint32_t i = 0; i < msg->ngroups && i < KVB_GROUPS_MAX; i++) {
+        kvb_put_u32(out, msg->groups[i].block_tokens);
+        kvb_put_u32(out, msg->groups[i].window_tokens);
+    }
     kvb_put_str(out, msg->instance);
     kvb_put_str(out, msg->tenant);
     kvb_put_str(out, msg->layout);
@@ -213,8 +220,18 @@ kvb_status_t kvb_link_hello_unpack(struct kvb_span payload, struct kvb_link_hell
     msg.local_world_size = kvb_get_u32(&in);
     require(&in, msg.world_size <= KVB_RANKS_MAX && msg.rank < msg.world_size);
     require(&in, msg.local_world_size > 0 && msg.local_world_size <= msg.world_size);
+    msg.tp_size = kvb_get_u32(&in);
+    msg.store_tp_size = kvb_get_u32(&in);
     msg.block_tokens = kvb_get_u32(&in);
     require(&in, msg.block_tokens > 0);
+    msg.ngroups = kvb_get_u32(&in);
+    require(&in, msg.ngroups <= KVB_GROUPS_MAX);
+    for (uint32_t i = 0; in.status == KVB_OK && i < msg.ngroups; i++) {
+        msg.groups[i].block_tokens = kvb_get_u32(&in);
+        msg.groups[i].window_tokens = kvb_get_u32(&in);
+        require(&in, msg.groups[i].block_tokens > 0 &&
+                         msg.groups[i].block_tokens <= KVB_GROUP_TOKENS_MAX);
+    }
     get_name(&in, msg.instance);
     get_name(&in, msg.tenant);
     get_text(&in, msg.layout, sizeof msg.layout);

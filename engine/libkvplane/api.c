@@ -95,6 +95,37 @@ static kvb_status_t take_names(struct kvplane *kv, const struct kvplane_options 
     return status;
 }
 
+/* How the engine is split. What does not fit together the daemon refuses, with the reason. */
+static kvb_status_t take_shape(struct kvb_link_hello *hello, const struct kvplane_options *options)
+{
+    hello->rank = options->rank;
+    hello->world_size = options->world_size == 0 ? 1 : options->world_size;
+    hello->local_world_size =
+        options->local_world_size == 0 ? hello->world_size : options->local_world_size;
+    hello->tp_size = options->tp_size;
+    hello->store_tp_size = options->store_tp_size;
+    hello->block_tokens =
+        options->block_tokens == 0 ? KVPLANE_BLOCK_TOKENS_DEFAULT : options->block_tokens;
+    if (hello->world_size > KVB_RANKS_MAX || hello->rank >= hello->world_size) {
+        return refuse_option("rank", "must be below world_size, which is at most 1024");
+    }
+    if (hello->local_world_size > hello->world_size) {
+        return refuse_option("local_world_size", "more than world_size");
+    }
+    if (options->ngroups > KVB_GROUPS_MAX || (options->ngroups > 0 && options->groups == NULL)) {
+        return refuse_option("groups", "more than 16, or not given");
+    }
+    hello->ngroups = (uint32_t)options->ngroups;
+    for (size_t i = 0; i < options->ngroups; i++) {
+        const struct kvplane_group *group = &options->groups[i];
+        if (group->block_tokens == 0 || group->block_tokens > KVB_GROUP_TOKENS_MAX) {
+            return refuse_option("groups", "a block has 1 to 1048576 tokens");
+        }
+        hello->groups[i] = (struct kvb_link_group_info){group->block_tokens, group->window_tokens};
+    }
+    return KVB_OK;
+}
+
 static kvb_status_t take_options(struct kvplane *kv, const struct kvplane_options *options)
 {
     struct kvb_link_hello *hello = &kv->hello;
@@ -110,13 +141,9 @@ static kvb_status_t take_options(struct kvplane *kv, const struct kvplane_option
     hello->roles = (uint8_t)roles;
     hello->flags = (uint8_t)((options->tracks_lineage ? KVB_ENGINE_TRACKS_LINEAGE : 0) |
                              (callbacks->fingerprint != NULL ? KVB_ENGINE_FINGERPRINTS : 0));
-    hello->rank = options->rank;
-    hello->world_size = options->world_size == 0 ? 1 : options->world_size;
-    hello->local_world_size = hello->world_size;
-    hello->block_tokens =
-        options->block_tokens == 0 ? KVPLANE_BLOCK_TOKENS_DEFAULT : options->block_tokens;
-    if (hello->world_size > KVB_RANKS_MAX || hello->rank >= hello->world_size) {
-        return refuse_option("rank", "must be below world_size, which is at most 1024");
+    kvb_status_t status = take_shape(hello, options);
+    if (status != KVB_OK) {
+        return status;
     }
     if (options->queue_max > QUEUE_LIMIT) {
         return refuse_option("queue_max", "more than 65536");

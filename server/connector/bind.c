@@ -147,7 +147,7 @@ static void call_ranks(struct kvp_instance *instance, enum kvp_lineage_do what, 
     uint64_t deadline_ns = kvp_instance_bound(instance, type);
     call->left = 1;
     if (what == KVP_DO_FINGERPRINT) {
-        call->nnames = instance->world_size;
+        call->nnames = instance->shape.world_size;
         call->names = calloc(call->nnames, sizeof call->names[0]);
         if (call->names == NULL) {
             roles = 0; /* nobody is asked */

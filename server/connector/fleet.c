@@ -156,7 +156,7 @@ void kvp_instance_fill_view(struct kvp_instance *instance, struct kvp_view *view
     view_p->ever_attached = instance->ever_attached;
     view_p->degraded = (fsm->stopped_by & KVP_STOPPED_BY_DEGRADED) != 0;
     snprintf(view_p->message, sizeof view_p->message, "%.255s", instance->message);
-    view_p->world_size = instance->world_size;
+    view_p->world_size = instance->shape.world_size;
     view_p->ranks = instance->nsessions;
     view_p->scheduler = fsm->scheduler;
     view_p->stopped_by = fsm->stopped_by;
@@ -560,7 +560,7 @@ static bool complete(const struct kvp_instance *instance)
         workers += (roles & KVB_ROLE_WORKER) != 0;
         scheduler = scheduler || (roles & KVB_ROLE_SCHEDULER) != 0;
     }
-    return scheduler && workers == instance->world_size;
+    return scheduler && workers == instance->shape.world_size;
 }
 
 void kvp_instance_pump(struct kvb_event *event)
@@ -598,19 +598,24 @@ static kvb_status_t check_hello(const struct kvb_link_hello *hello, char *reason
 }
 
 static kvb_status_t check_fellows(const struct kvp_instance *instance,
-                                  const struct kvb_link_hello *hello, char *reason, size_t cap)
+                                  const struct kvb_link_hello *hello, const struct kvp_shape *shape,
+                                  const char *layout, char *reason, size_t cap)
 {
     if (instance->nsessions == 0) {
         return KVB_OK;
     }
-    if (hello->world_size != instance->world_size) {
+    if (hello->world_size != instance->shape.world_size) {
         return refuse(reason, cap, "world_size differs from the ranks attached already");
     }
     if (strcmp(hello->tenant, instance->space.tenant) != 0) {
         return refuse(reason, cap, "tenant differs from the ranks attached already");
     }
-    if (strcmp(hello->layout, instance->space.layout) != 0) {
+    if (strcmp(layout, instance->space.layout) != 0) {
         return refuse(reason, cap, "layout differs from the ranks attached already");
+    }
+    if (!kvp_shape_equal(shape, &instance->shape)) {
+        return refuse(reason, cap,
+                      "tp_size, store_tp_size or KV groups differ from the ranks attached already");
     }
     for (uint32_t i = 0; i < instance->nsessions; i++) {
         const struct kvp_rank *rank = instance->sessions[i].rank;
@@ -630,15 +635,16 @@ static kvb_status_t check_fellows(const struct kvp_instance *instance,
 
 /* Tenant and layout are part of every key: an instance that comes back with others is a new one. */
 static kvb_status_t set_space(struct kvp_instance *instance, const struct kvb_link_hello *hello,
-                              char *reason, size_t cap)
+                              const struct kvp_shape *shape, const char *layout, char *reason,
+                              size_t cap)
 {
     struct kvp_fleet *fleet = instance->fleet;
     struct kvs_space space;
     memset(&space, 0, sizeof space);
     copy_text(space.tenant, sizeof space.tenant, hello->tenant);
-    copy_text(space.layout, sizeof space.layout, hello->layout);
+    copy_text(space.layout, sizeof space.layout, layout);
     bool fresh = instance->sessions == NULL;
-    if (!fresh && hello->world_size == instance->world_size &&
+    if (!fresh && kvp_shape_equal(shape, &instance->shape) &&
         strcmp(space.tenant, instance->space.tenant) == 0 &&
         strcmp(space.layout, instance->space.layout) == 0) {
         return KVB_OK;
@@ -664,7 +670,7 @@ static kvb_status_t set_space(struct kvp_instance *instance, const struct kvb_li
     }
     free(instance->sessions);
     instance->sessions = sessions;
-    instance->world_size = hello->world_size;
+    instance->shape = *shape;
     instance->member = member;
     instance->space = space;
     instance->known = false;
@@ -720,7 +726,15 @@ kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet, const struct kvb_link_hell
                              struct kvp_rank *rank, char *reason, size_t reason_cap,
                              struct kvp_instance **instance_p)
 {
+    struct kvp_shape shape;
+    char layout[KVB_LAYOUT_MAX];
     kvb_status_t status = check_hello(hello, reason, reason_cap);
+    if (status == KVB_OK) {
+        status = kvp_shape_make(hello, &shape, reason, reason_cap);
+    }
+    if (status == KVB_OK) {
+        status = kvp_shape_layout(hello, &shape, layout, sizeof layout, reason, reason_cap);
+    }
     if (status != KVB_OK) {
         return status;
     }
@@ -738,9 +752,9 @@ kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet, const struct kvb_link_hell
             return KVB_ERR_NO_MEMORY;
         }
     }
-    status = check_fellows(instance, hello, reason, reason_cap);
+    status = check_fellows(instance, hello, &shape, layout, reason, reason_cap);
     if (status == KVB_OK) {
-        status = set_space(instance, hello, reason, reason_cap);
+        status = set_space(instance, hello, &shape, layout, reason, reason_cap);
     }
     if (status != KVB_OK) {
         if (created) {
@@ -808,7 +822,7 @@ uint64_t kvp_instance_hold_id(const struct kvp_instance *instance)
     return instance->hold_id;
 }
 
-uint32_t kvp_instance_world_size(const struct kvp_instance *instance)
+const struct kvp_shape *kvp_instance_shape(const struct kvp_instance *instance)
 {
-    return instance->world_size;
+    return &instance->shape;
 }

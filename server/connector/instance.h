@@ -3,6 +3,7 @@
 #define SERVER_CONNECTOR_INSTANCE_H
 
 #include "connector/rank.h"
+#include "connector/shape.h"
 
 #include "store/coordinator.h"
 
@@ -254,6 +255,6 @@ void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
 /* The space and hold id that the rank's store batches carry. Valid while the instance lives. */
 const struct kvs_space *kvp_instance_space(const struct kvp_instance *instance);
 uint64_t kvp_instance_hold_id(const struct kvp_instance *instance);
-uint32_t kvp_instance_world_size(const struct kvp_instance *instance);
+const struct kvp_shape *kvp_instance_shape(const struct kvp_instance *instance);
 
 #endif

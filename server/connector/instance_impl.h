@@ -90,12 +90,12 @@ struct kvp_instance {
     char name[KVB_NAME_MAX];
     struct kvs_space space;
     uint64_t hold_id;
-    uint32_t world_size;
+    struct kvp_shape shape;
     struct kvs_member *member;           /* NULL: no store */
     char described[KVP_DESCRIPTION_MAX]; /* what was last published of it */
 
     struct kvp_session_of
-        *sessions; /* world_size + 1 places: workers, and a scheduler of its own */
+        *sessions; /* shape.world_size + 1 places: workers, and a scheduler of its own */
     uint32_t nsessions;
     bool attached;
     bool ever_attached;

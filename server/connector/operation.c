@@ -314,7 +314,7 @@ static struct kvp_instance *choose(struct kvp_fleet *fleet, const char *name,
     if (!instance->attached) {
         *status_p = KVB_ERR_BAD_STATE;
         snprintf(text, KVP_MESSAGE_MAX, "%s is not attached (%u of %u ranks)%s%s: try again later",
-                 instance->name, instance->nsessions, instance->world_size,
+                 instance->name, instance->nsessions, instance->shape.world_size,
                  instance->message[0] != '\0' ? ": " : "", instance->message);
     }
     return instance;

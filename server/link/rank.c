@@ -100,7 +100,7 @@ void kvp_link_rank_admitted(struct kvp_link_rank *rank, struct kvp_instance *ins
     rank->instance = instance;
     rank->space = *kvp_instance_space(instance);
     rank->hold_id = kvp_instance_hold_id(instance);
-    rank->world_size = kvp_instance_world_size(instance);
+    rank->shape = *kvp_instance_shape(instance);
 }
 
 void kvp_link_rank_disconnected(struct kvp_link_rank *rank)

@@ -50,7 +50,7 @@ struct kvp_link_rank {
     struct kvp_instance *instance;
     struct kvs_space space; /* a copy: tasks may outlive the instance */
     uint64_t hold_id;
-    uint32_t world_size;
+    struct kvp_shape shape;
     char instance_name[KVB_NAME_MAX];
     char name[KVB_NAME_MAX + 16]; /* "instance/rank", for log lines */
     bool released;                /* nobody's but its transfers' */

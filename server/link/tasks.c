@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "internal.h"
+#include "prefix.h"
 #include "rank.h"
 #include "session.h"
 
@@ -25,12 +26,6 @@ enum {
     QUEUE_BYTES_MAX = 64 << 20, /* of messages waiting in one queue */
 };
 
-struct cursor { /* of one group of a lookup */
-    uint32_t hits;
-    uint32_t asked; /* keys in the present wave */
-    bool ended;
-};
-
 struct kvp_task {
     struct kvb_list link;
     struct kvp_link_rank *rank;
@@ -52,8 +47,7 @@ struct kvp_task {
     struct kvs_batch store;
     struct kvs_item *items;
     /* lookup */
-    struct cursor cursors[KVB_GROUPS_MAX];
-    uint32_t missed;
+    struct kvp_prefix prefix;
     /* put, get */
     kvb_status_t *statuses; /* by entry */
     uint32_t *entries;      /* of the items */
@@ -135,7 +129,7 @@ static void answer_lookup(struct kvp_task *task, kvb_status_t status)
     uint64_t asked = 0;
     uint64_t hits = 0;
     for (uint32_t i = 0; i < reply.ngroups; i++) {
-        reply.hits[i] = status == KVB_OK ? task->cursors[i].hits : 0;
+        reply.hits[i] = status == KVB_OK ? kvp_prefix_hits(&task->prefix, i) : 0;
         asked += task->msg.lookup.groups[i].nkeys;
         hits += reply.hits[i];
     }
@@ -217,6 +211,7 @@ static bool transfers_none(const struct kvp_link_rank *rank)
 
 static void free_task(struct kvp_task *task)
 {
+    kvp_prefix_cleanup(&task->prefix);
     free(task->statuses);
     free(task->entries);
     free(task->slices);
@@ -272,24 +267,23 @@ static void finish(struct kvp_task *task, kvb_status_t status)
 
 static uint32_t wave_keys(const struct kvp_task *task)
 {
-    uint32_t keys = LOOKUP_WAVE / task->rank->world_size;
+    uint32_t keys = LOOKUP_WAVE / task->rank->shape.nparts;
     return keys > 0 ? keys : 1;
 }
 
-/* The next keys of every group whose prefix still holds. False: none is left. */
+/* The next blocks to be asked for, every part of each. False: none is left. */
 static bool next_wave(struct kvp_task *task)
 {
-    uint32_t room = wave_keys(task);
     uint32_t n = 0;
+    if (!kvp_prefix_next(&task->prefix, wave_keys(task))) {
+        return false;
+    }
     for (uint32_t g = 0; g < task->msg.lookup.ngroups; g++) {
         const struct kvb_link_group *group = &task->msg.lookup.groups[g];
-        struct cursor *cursor = &task->cursors[g];
-        uint32_t left = cursor->ended ? 0 : group->nkeys - cursor->hits;
-        cursor->asked = left < room ? left : room;
-        room -= cursor->asked;
-        for (uint32_t k = 0; k < cursor->asked; k++) {
-            for (uint32_t part = 0; part < task->rank->world_size; part++) {
-                const struct kvb_link_key *key = &group->keys[cursor->hits + k];
+        const struct kvp_prefix_group *wave = &task->prefix.groups[g];
+        for (uint32_t k = 0; k < wave->asked; k++) {
+            const struct kvb_link_key *key = &group->keys[wave->first + k];
+            for (uint32_t part = 0; part < task->rank->shape.nparts; part++) {
                 task->items[n++] = (struct kvs_item){.key = key->key,
                                                      .placement = key->placement,
                                                      .group = group->group,
@@ -298,24 +292,23 @@ static bool next_wave(struct kvp_task *task)
         }
     }
     task->store.nitems = n;
-    return n > 0;
+    return true;
 }
 
-/* A block is there if every rank's part of it is. */
+/* A block is there if every part of it is. */
 static void judge_wave(struct kvp_task *task)
 {
     const struct kvs_item *item = task->items;
-    uint32_t parts = task->rank->world_size;
+    uint32_t parts = task->rank->shape.nparts;
     for (uint32_t g = 0; g < task->msg.lookup.ngroups; g++) {
-        struct cursor *cursor = &task->cursors[g];
-        uint32_t asked = cursor->asked;
-        for (uint32_t k = 0; k < asked; k++, item += parts) {
-            for (uint32_t part = 0; part < parts && !cursor->ended; part++) {
-                cursor->ended = item[part].status != KVB_OK;
+        const struct kvp_prefix_group *wave = &task->prefix.groups[g];
+        for (uint32_t k = 0; k < wave->asked; k++, item += parts) {
+            bool there = true;
+            for (uint32_t part = 0; part < parts; part++) {
+                there = there && item[part].status == KVB_OK;
             }
-            cursor->hits += !cursor->ended;
+            kvp_prefix_tell(&task->prefix, g, wave->first + k, there);
         }
-        cursor->asked = 0;
     }
 }
 
@@ -325,14 +318,40 @@ static void on_wave(struct kvs_batch *batch)
     struct kvp_link_rank *rank = task->rank;
     judge_wave(task);
     kvb_status_t status = judge_end(rank, KVP_TASK_LOOKUP, task->token);
-    if (status == KVB_OK && next_wave(task) &&
-        kvs_client_submit(rank->owner->config.store, &task->store) == KVB_OK) {
-        return;
+    if (status == KVB_OK && next_wave(task)) {
+        if (kvs_client_submit(rank->owner->config.store, &task->store) == KVB_OK) {
+            return;
+        }
+        kvp_prefix_stop(&task->prefix); /* no room there: what was found so far is told */
     }
     if (status != KVB_OK) {
         kvs_client_discard(rank->owner->config.store, task->store.hold);
     }
     finish(task, status);
+}
+
+/* What is to be searched, and room for a wave of it. */
+static kvb_status_t prepare_lookup(struct kvp_task *task)
+{
+    const struct kvb_link_lookup *msg = &task->msg.lookup;
+    const struct kvp_shape *shape = &task->rank->shape;
+    struct kvb_link_group_info infos[KVB_GROUPS_MAX];
+    uint32_t nkeys[KVB_GROUPS_MAX];
+    uint64_t most = 0;
+    for (uint32_t g = 0; g < msg->ngroups; g++) {
+        const struct kvb_link_group_info *info = kvp_shape_group(shape, msg->groups[g].group);
+        if (info == NULL) {
+            return KVB_ERR_PROTOCOL; /* hello has told which groups there are */
+        }
+        infos[g] = *info;
+        nkeys[g] = msg->groups[g].nkeys;
+        most += nkeys[g];
+    }
+    uint64_t wave = wave_keys(task);
+    most = most < wave ? most : wave;
+    task->items = calloc(most * shape->nparts + 1, sizeof *task->items);
+    return task->items == NULL ? KVB_ERR_NO_MEMORY
+                               : kvp_prefix_init(&task->prefix, infos, nkeys, msg->ngroups);
 }
 
 static kvb_status_t take_lookup(struct kvp_task *task)
@@ -342,18 +361,12 @@ static kvb_status_t take_lookup(struct kvp_task *task)
     if (status != KVB_OK) {
         return status;
     }
-    task->token = task->msg.lookup.token;
-    uint64_t nkeys = 0;
-    for (uint32_t g = 0; g < task->msg.lookup.ngroups; g++) {
-        nkeys += task->msg.lookup.groups[g].nkeys;
-    }
-    uint64_t wave = wave_keys(task);
-    nkeys = nkeys < wave ? nkeys : wave;
-    task->items = calloc(nkeys * task->rank->world_size + 1, sizeof *task->items);
-    if (task->items == NULL) {
+    status = prepare_lookup(task);
+    if (status != KVB_OK) {
         kvb_link_lookup_free(&task->msg.lookup);
-        return KVB_ERR_NO_MEMORY;
+        return status;
     }
+    task->token = task->msg.lookup.token;
     task->store.op = KVS_EXISTS;
     task->store.hold = (struct kvs_hold){task->rank->hold_id, task->msg.lookup.request};
     task->store.done = on_wave;
@@ -376,8 +389,9 @@ static kvb_status_t take_entry(struct kvp_task *task, const struct kvb_link_entr
                                struct kvs_item *item, uint32_t *nslices)
 {
     struct kvp_link_rank *rank = task->rank;
-    if (entry->part >= rank->world_size) {
-        return KVB_ERR_INVALID;
+    if (!kvp_shape_owns(&rank->shape, rank->base.index, entry->part) ||
+        kvp_shape_group(&rank->shape, entry->group) == NULL) {
+        return KVB_ERR_INVALID; /* not this rank's to touch */
     }
     if (task->kind == KVP_TASK_PUT) {
         kvb_status_t status = judge(rank, KVP_TASK_PUT, entry->token);

@@ -1251,3 +1251,44 @@ Test(instance, a_rank_that_dies_alone_is_brought_to_where_its_fellows_are)
         }
     }
 }
+
+Test(instance, ranks_that_are_not_split_alike_are_refused)
+{
+    struct world w;
+    world_open_fleet(&w, true, NULL);
+    fake_engine_init(&w.engine, &w.sim, w.fleet, "a", 2);
+    w.engine.hello.store_tp_size = 4;
+    w.engine.nranks = 1;
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    cr_assert_not(world_view(&w).attached);
+    cr_assert_str_eq(world_view(&w).layout, "layout@split(store_tp=4,pp=1)");
+    for (int way = 0; way < 4; way++) {
+        struct kvb_link_hello hello = w.engine.hello;
+        hello.rank = 1;
+        hello.roles = KVB_ROLE_WORKER;
+        switch (way) {
+        case 0:
+            hello.tp_size = 1;
+            break;
+        case 1:
+            hello.store_tp_size = 2;
+            break;
+        case 2:
+            hello.ngroups = 1;
+            hello.groups[0].block_tokens = 32;
+            break;
+        default:
+            hello.store_tp_size = 3;
+            break;
+        }
+        char reason[256] = "";
+        cr_assert_eq(hello_with(&w, &hello, reason), KVB_ERR_REFUSED, "way %d", way);
+        cr_assert_neq(reason[0], '\0', "way %d", way);
+    }
+    w.engine.nranks = 2;
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    cr_assert(world_view(&w).attached);
+    world_close(&w);
+}

@@ -277,6 +277,11 @@ Test(kvplane, hello_says_what_the_options_and_the_state_say)
     options.roles = KVPLANE_ROLE_WORKER;
     options.rank = 1;
     options.world_size = 2;
+    options.tp_size = 1;
+    options.store_tp_size = 4;
+    static const struct kvplane_group groups[] = {{16, 0}, {32, 1024}};
+    options.groups = groups;
+    options.ngroups = 2;
     options.tracks_lineage = true;
     options.block_tokens = 512;
     engine->state.paused = true;
@@ -294,7 +299,11 @@ Test(kvplane, hello_says_what_the_options_and_the_state_say)
     cr_assert_eq(hello->rank, 1);
     cr_assert_eq(hello->world_size, 2);
     cr_assert_eq(hello->local_world_size, 2);
+    cr_assert_eq(hello->tp_size, 1);
+    cr_assert_eq(hello->store_tp_size, 4);
     cr_assert_eq(hello->block_tokens, 512);
+    cr_assert_eq(hello->ngroups, 2);
+    cr_assert_eq(hello->groups[1].window_tokens, 1024);
     cr_assert_eq(hello->flags, KVB_ENGINE_TRACKS_LINEAGE | KVB_ENGINE_FINGERPRINTS);
     cr_assert(kvb_id_none(hello->token.id));
     cr_assert(hello->state.paused);

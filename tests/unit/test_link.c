@@ -29,7 +29,7 @@
 
 struct kvp_instance {
     struct kvs_space space;
-    uint32_t world_size;
+    struct kvp_shape shape;
 };
 
 static struct {
@@ -83,7 +83,7 @@ kvb_status_t kvp_fleet_hello(struct kvp_fleet *f, const struct kvb_link_hello *h
     fleet.ranks[fleet.nranks++] = rank;
     (void)snprintf(fleet.instance.space.tenant, sizeof fleet.instance.space.tenant, "%s",
                    hello->tenant);
-    fleet.instance.world_size = hello->world_size;
+    kvb_assert(kvp_shape_make(hello, &fleet.instance.shape, reason, reason_cap) == KVB_OK);
     *instance_p = &fleet.instance;
     if (fleet.call_in_hello) {
         open_calls++;
@@ -126,9 +126,9 @@ uint64_t kvp_instance_hold_id(const struct kvp_instance *instance)
     return 7;
 }
 
-uint32_t kvp_instance_world_size(const struct kvp_instance *instance)
+const struct kvp_shape *kvp_instance_shape(const struct kvp_instance *instance)
 {
-    return instance->world_size;
+    return &instance->shape;
 }
 
 /* ---- the store ---- */
@@ -1126,6 +1126,103 @@ Test(link, a_hit_is_a_prefix_that_every_ranks_part_has)
     cr_assert_eq(next_hits(&engine, &hits), KVB_OK);
     cr_assert_eq(hits, 2);
     (void)close(engine.fd);
+}
+
+/* Two groups: full attention in blocks of 16, a window of 64 tokens in blocks of 32. */
+Test(link, a_hit_is_a_prefix_that_all_groups_can_use)
+{
+    struct kvb_link_hello hello = hello_of(0, 2);
+    hello.ngroups = 2;
+    hello.groups[0] = (struct kvb_link_group_info){16, 0};
+    hello.groups[1] = (struct kvb_link_group_info){32, 64};
+    struct engine engine = engine_attach_as(&hello);
+    struct kvb_link_key keys[8];
+    uint8_t names[8];
+    for (uint8_t i = 0; i < 8; i++) {
+        names[i] = i;
+        keys[i] = (struct kvb_link_key){.key = {&names[i], 1}};
+    }
+    struct kvb_link_group groups[2] = {{1, 4, keys}, {0, 8, keys}};
+    struct kvb_link_lookup msg = {
+        .request = 9, .token = good_token, .ngroups = 2, .groups = groups};
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 1u << 16);
+    kvb_link_lookup_pack(&writer, &msg);
+    send_frame(&engine, KVB_LINK_LOOKUP, 0, ++engine.seq, &writer, -1);
+    turn();
+    /* Full attention has 7 blocks, 112 tokens; the window's block 2 (to 96) lacks a part, so does
+     * its block 1 not: of 96 tokens it needs 1 and 2, of 64 it needs 0 and 1. */
+    uint32_t asked = 0;
+    while (!kvb_list_empty(&store.batches)) {
+        struct kvs_batch *batch = oldest_batch();
+        for (uint32_t i = 0; i < batch->nitems; i++) {
+            struct kvs_item *item = &batch->items[i];
+            uint8_t key = item->key.data[0];
+            bool gone = item->group == 0 ? key == 7 : key == 2 && item->part == 1;
+            item->status = gone ? KVB_ERR_NOT_FOUND : KVB_OK;
+            asked++;
+        }
+        kvb_list_remove(&batch->impl.link);
+        batch->done(batch);
+        turn();
+    }
+    struct kvb_frame frame;
+    uint8_t payload[256];
+    cr_assert(receive(&engine, &frame, payload, sizeof payload), "an answer");
+    struct kvb_link_lookup_reply reply;
+    cr_assert_eq(kvb_link_lookup_reply_unpack((struct kvb_span){payload, frame.len}, &reply),
+                 KVB_OK);
+    cr_assert_eq(reply.status, KVB_OK);
+    cr_assert_eq(reply.hits[0], 2, "in the order asked: the window first");
+    cr_assert_eq(reply.hits[1], 4);
+    cr_assert_eq(asked, (8 + 3) * 2, "the last window of all was never asked for");
+    groups[1].group = 2; /* one that hello did not name */
+    kvb_writer_init(&writer, 1u << 16);
+    kvb_link_lookup_pack(&writer, &msg);
+    send_frame(&engine, KVB_LINK_LOOKUP, 0, ++engine.seq, &writer, -1);
+    turn();
+    cr_assert(closed(&engine));
+    (void)close(engine.fd);
+}
+
+Test(link, a_rank_touches_only_its_own_parts)
+{
+    struct kvb_link_hello hello = hello_of(1, 2);
+    hello.store_tp_size = 4;
+    struct engine engine = engine_attach_as(&hello);
+    test_memory_init(&memory1, "link-one", 8192);
+    test_memory_init(&memory2, "link-two", 8192);
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    struct kvb_slice slice = {.region = 1, .offset = 0, .len = 100};
+    struct kvb_link_entry entries[6];
+    for (uint32_t part = 0; part < 6; part++) {
+        entries[part] = (struct kvb_link_entry){.key = {(const uint8_t *)"k", 1},
+                                                .part = part,
+                                                .token = good_token,
+                                                .nslices = 1,
+                                                .slices = &slice};
+    }
+    struct kvb_link_batch msg = {.token = good_token, .nentries = 6, .entries = entries};
+    for (int get = 0; get < 2; get++) {
+        struct kvb_writer writer;
+        kvb_writer_init(&writer, 1u << 16);
+        kvb_link_batch_pack(&writer, &msg);
+        send_frame(&engine, get ? KVB_LINK_GET : KVB_LINK_PUT, 0, ++engine.seq, &writer, -1);
+        turn();
+        struct kvs_batch *batch = oldest_batch();
+        cr_assert_eq(batch->nitems, 2);
+        cr_assert_eq(batch->items[0].part, 2);
+        cr_assert_eq(batch->items[1].part, 3);
+        end_batch(KVB_OK);
+        kvb_status_t statuses[16];
+        uint64_t seq;
+        cr_assert(next_batch_answer(&engine, &seq, statuses));
+        for (uint32_t part = 0; part < 6; part++) {
+            cr_assert_eq(statuses[part], part == 2 || part == 3 ? KVB_OK : KVB_ERR_INVALID,
+                         "part %u", part);
+        }
+    }
+    engine_end(&engine);
 }
 
 Test(link, a_long_prompt_is_looked_up_in_waves_until_its_prefix_ends)

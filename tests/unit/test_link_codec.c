@@ -49,7 +49,12 @@ Test(link_codec, fields_keep_their_places)
     struct kvb_link_hello hello;
     cr_assert_eq(kvb_link_hello_unpack((struct kvb_span){out.data, out.len}, &hello), KVB_OK);
     cr_assert_eq(hello.rank, 1);
+    cr_assert_eq(hello.tp_size, 1);
+    cr_assert_eq(hello.store_tp_size, 4);
     cr_assert_eq(hello.block_tokens, 16);
+    cr_assert_eq(hello.ngroups, 2);
+    cr_assert_eq(hello.groups[1].block_tokens, 32);
+    cr_assert_eq(hello.groups[1].window_tokens, 1024);
     cr_assert_str_eq(hello.instance, "llm-0");
     cr_assert_str_eq(hello.lineage_name, "v0");
     cr_assert_eq(hello.lineage.id.lo, 2);
@@ -192,6 +197,10 @@ Test(link_codec, hello_is_checked_field_by_field)
     hello = good_hello(), hello.local_world_size = 0;
     REFUSES(hello, &hello);
     hello.local_world_size = 2;
+    REFUSES(hello, &hello);
+    hello = good_hello(), hello.ngroups = KVB_GROUPS_MAX + 1;
+    REFUSES(hello, &hello);
+    hello = good_hello(), hello.ngroups = 1, hello.groups[0].block_tokens = 0;
     REFUSES(hello, &hello);
     hello = good_hello(), hello.block_tokens = 0;
     REFUSES(hello, &hello);

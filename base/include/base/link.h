@@ -22,7 +22,7 @@
  * quiesced: the end of the stream is what tells the engine that its memory is its own again. An
  * engine that gives the connection up closes its direction (SHUT_WR) and waits for that.
  */
-#define KVB_LINK_VERSION 1
+#define KVB_LINK_VERSION 2
 
 #define KVB_NAME_MAX         64  /* instance, tenant, tag names: bytes with NUL; [A-Za-z0-9._-]+ */
 #define KVB_LAYOUT_MAX       256 /* layout fingerprint, text, with NUL */
@@ -35,6 +35,8 @@
 #define KVB_SLICES_MAX       256          /* slices of one entry */
 #define KVB_REGIONS_MAX      256          /* regions of one session */
 #define KVB_RANKS_MAX        1024         /* world size */
+#define KVB_PARTS_MAX        1024         /* parts of one block, over all ranks */
+#define KVB_GROUP_TOKENS_MAX (1u << 20)   /* tokens of one group's block */
 #define KVB_RETIRED_MAX      64           /* undelivered retirements an engine keeps */
 #define KVB_RELAY_METHOD_MAX 128
 #define KVB_RELAY_BODY_MAX   (32u << 20)
@@ -137,6 +139,13 @@ struct kvb_load {
 /* ---- messages: one struct each, and one for each reply that is more than a status
  * ------------------------------ */
 
+/* What the blocks of one KV group are. */
+struct kvb_link_group_info {
+    uint32_t block_tokens;
+    uint32_t window_tokens; /* sliding window: only the last so many tokens of a prefix are needed;
+                               0: all of them */
+};
+
 struct kvb_link_hello {
     uint16_t version;
     uint8_t roles; /* kvb_role bits */
@@ -144,7 +153,13 @@ struct kvb_link_hello {
     uint32_t rank;
     uint32_t world_size;
     uint32_t local_world_size; /* must equal world_size: a world that spans hosts is refused */
-    uint32_t block_tokens; /* tokens per block, for the placement group (DESIGN.md section 10) */
+    uint32_t tp_size;          /* ranks of one pipeline stage; 0: all of the world */
+    uint32_t store_tp_size; /* parts in which a block of one stage is stored, a multiple of tp_size
+                               (DESIGN.md section 3, layout); 0: each rank stores its own */
+    uint32_t block_tokens;  /* tokens per block, for the placement group (DESIGN.md section 10) */
+    uint32_t ngroups; /* KV groups, numbered from 0; 0: whatever is asked for is of full attention
+                         and of block_tokens */
+    struct kvb_link_group_info groups[KVB_GROUPS_MAX];
     char instance[KVB_NAME_MAX];
     char tenant[KVB_NAME_MAX];
     char layout[KVB_LAYOUT_MAX];
@@ -202,15 +217,15 @@ struct kvb_link_lookup {
 struct kvb_link_lookup_reply {
     kvb_status_t status; /* OK also for a miss; FENCED, CLOSED: why nothing was looked up */
     uint32_t ngroups;
-    uint32_t hits[KVB_GROUPS_MAX]; /* blocks of each group's prefix that every rank's part has, in
-                                      the order asked */
+    uint32_t hits[KVB_GROUPS_MAX]; /* blocks of each group in the longest prefix that all of them
+                                      can use with every rank's part, in the order asked */
 };
 
 struct kvb_link_entry {
     struct kvb_span key;       /* 1 to KVB_KEY_MAX bytes */
     struct kvb_span placement; /* placement key; empty: the key itself */
     uint32_t group;
-    uint32_t part; /* which rank's part of the block */
+    uint32_t part; /* of the block: one of the asking rank's own */
     struct kvb_token
         token; /* PUT: the stay in which it was computed, the oldest of what it derives from */
     uint32_t nslices;
