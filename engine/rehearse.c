@@ -27,6 +27,10 @@ enum setting {
     SET_HAPPENS,
     SET_SECONDS,
     SET_SHARE,
+    SET_MEMBERS,
+    SET_STORES,
+    SET_TRANSPORT,
+    SET_BLOCK_BYTES,
     SET_HELP,
     SET_COUNT
 };
@@ -43,6 +47,10 @@ static const struct kve_option options[SET_COUNT] = {
                      "what happens to it while steps are played: NAME, all (in turn), none; list"},
     [SET_SECONDS] = {"fault-seconds", "N", "5 to 30", "how long that lasts"},
     [SET_SHARE] = {"daemon-share", "MIB", "0", "memory that each daemon of a cluster contributes"},
+    [SET_MEMBERS] = {"cluster-etcd", "N", "3", "members of its etcd: 3, or 1 on a slow machine"},
+    [SET_STORES] = {"cluster-stores", "N", "3", "its store nodes, 1 to 3"},
+    [SET_TRANSPORT] = {"transport", "NAME", "auto", "of the cluster: auto, rdma or tcp"},
+    [SET_BLOCK_BYTES] = {"block-bytes", "N", "16384", "bytes of one KV block"},
     [SET_HELP] = {"help", NULL, "", "this text"},
 };
 
@@ -84,6 +92,16 @@ static bool take(void *ctx, size_t i, const char *value)
         return kve_option_number32(value, 1, 3600, &r->happens_seconds);
     case SET_SHARE:
         return kve_option_number32(value, 0, 1u << 20, &r->share_mib);
+    case SET_MEMBERS:
+        return kve_option_number32(value, 1, KVE_MEMBERS, &r->nmembers) && r->nmembers != 2;
+    case SET_STORES:
+        return kve_option_number32(value, 1, KVE_STORES, &r->nstores);
+    case SET_TRANSPORT:
+        r->transport = value;
+        return strcmp(value, "auto") == 0 || strcmp(value, "rdma") == 0 ||
+               strcmp(value, "tcp") == 0;
+    case SET_BLOCK_BYTES:
+        return kve_option_number32(value, 1, 1u << 24, &r->block_bytes);
     case SET_HELP:
         r->help = true;
         return true;
@@ -166,9 +184,11 @@ static int choose_happening(const struct kve_rehearsal *r)
                 r->happening);
         return 2;
     }
-    if (!r->cluster && (r->happening != NULL || r->happens_seconds > 0 || r->share_mib > 0)) {
-        fprintf(stderr, "kvplane rehearse: --cluster-fault, --fault-seconds and --daemon-share "
-                        "need --cluster\n");
+    if (!r->cluster &&
+        (r->happening != NULL || r->happens_seconds > 0 || r->share_mib > 0 ||
+         r->nmembers != KVE_MEMBERS || r->nstores != KVE_STORES || r->transport != NULL)) {
+        fprintf(stderr, "kvplane rehearse: --cluster-…, --fault-seconds, --daemon-share and "
+                        "--transport need --cluster\n");
         return 2;
     }
     return -1;
@@ -291,6 +311,8 @@ int kve_rehearse_main(int argc, char **argv)
         .steps = 12,
         .requests = 600,
         .seed = 1,
+        .nmembers = KVE_MEMBERS,
+        .nstores = KVE_STORES,
         .a = {.instance = "A", .weights = 1},
         .b = {.instance = "B", .weights = 1, .tracks_lineage = true},
         .last_weights = 1,

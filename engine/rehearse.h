@@ -14,8 +14,8 @@
  * engine holds (the weights ids); from it follows what must hit and what must not.
  *
  * It is played on one of two stages: one machine (one daemon with its store, both engines beside
- * it), or a cluster (etcd of three members, three store nodes, a daemon beside each engine), to
- * which things happen while a step is played.
+ * it), or a cluster (etcd of three members, three store nodes, or fewer, a daemon beside each
+ * engine), to which things happen while a step is played.
  *
  *   rehearse.c        command line, the run as a whole
  *   rehearse_stage.c  the processes: what is started how
@@ -72,8 +72,8 @@ struct kve_process {
     uint64_t first_anon; /* anonymous bytes after the first tenant reset of this life; 0: not yet */
 };
 
-#define KVE_MEMBERS       3
-#define KVE_STORES        3
+#define KVE_MEMBERS       3 /* at most */
+#define KVE_STORES        3 /* at most */
 #define KVE_PROCESSES_MAX (KVE_MEMBERS + KVE_STORES + 4)
 
 /* In the order in which they are started. */
@@ -81,7 +81,8 @@ struct kve_stage {
     struct kve_net net;
     struct kve_process processes[KVE_PROCESSES_MAX];
     uint32_t nprocesses;
-    struct kve_process *members, *stores; /* KVE_MEMBERS and KVE_STORES of them; NULL: none */
+    struct kve_process *members, *stores;
+    uint32_t nmembers, nstores;
 };
 
 struct kve_side {
@@ -140,6 +141,10 @@ struct kve_rehearsal {
     const char *happening;    /* NULL: all, in turn */
     uint32_t happens_seconds; /* how long; 0: as the list above says */
     uint32_t share_mib;       /* of each daemon of a cluster; 0: none */
+    uint32_t nmembers;        /* of etcd */
+    uint32_t nstores;         /* of a cluster */
+    const char *transport;    /* of its nodes and daemons; NULL: as they are */
+    uint32_t block_bytes;     /* of the engines; 0: as they are */
     uint32_t steps, requests;
     uint64_t seed;
     bool json;
@@ -158,14 +163,14 @@ struct kve_rehearsal {
     uint64_t happens_until_ns;
     struct kve_process *struck; /* by what happens now; NULL: none */
     uint32_t nhappened;
-    bool told_skipped;
+    uint32_t told_skipped; /* bits: happenings that cannot be, and that was told */
 
     struct kve_row *rows; /* steps */
     uint32_t nrows;
     struct kve_row *row; /* the one that is played */
     uint64_t requests_done;
     uint64_t errors;
-    char skipped[256]; /* why something did not happen; "" */
+    char skipped[256]; /* why there is no network of its own; "" */
     char story[1024];  /* of the first thing that went wrong */
     bool progress;
 };

@@ -150,7 +150,7 @@ static bool await_whole(struct kve_rehearsal *r)
 
 static void strike_store(struct kve_rehearsal *r)
 {
-    r->struck = &r->stage.stores[kve_rehearse_draw(r, KVE_STORES)];
+    r->struck = &r->stage.stores[kve_rehearse_draw(r, r->stage.nstores)];
 }
 
 static bool kill_store(struct kve_rehearsal *r)
@@ -196,7 +196,7 @@ static bool bring_back(struct kve_rehearsal *r)
 static bool kill_leader(struct kve_rehearsal *r)
 {
     r->struck = &r->stage.members[0];
-    for (size_t i = 0; i < KVE_MEMBERS; i++) {
+    for (size_t i = 0; i < r->stage.nmembers; i++) {
         struct kve_process *member = &r->stage.members[i];
         long http_status = 0;
         json_t *answer = NULL;
@@ -223,7 +223,7 @@ static bool went_away(struct kve_rehearsal *r)
 
 static bool freeze_etcd(struct kve_rehearsal *r)
 {
-    for (size_t i = 0; i < KVE_MEMBERS; i++) {
+    for (size_t i = 0; i < r->stage.nmembers; i++) {
         kve_process_freeze(&r->stage.members[i], true);
     }
     return went_away(r);
@@ -231,7 +231,7 @@ static bool freeze_etcd(struct kve_rehearsal *r)
 
 static bool kill_etcd(struct kve_rehearsal *r)
 {
-    for (size_t i = 0; i < KVE_MEMBERS; i++) {
+    for (size_t i = 0; i < r->stage.nmembers; i++) {
         kve_process_kill(&r->stage.members[i]);
     }
     return went_away(r);
@@ -239,7 +239,7 @@ static bool kill_etcd(struct kve_rehearsal *r)
 
 static bool bring_etcd_back(struct kve_rehearsal *r)
 {
-    for (size_t i = 0; i < KVE_MEMBERS; i++) {
+    for (size_t i = 0; i < r->stage.nmembers; i++) {
         struct kve_process *member = &r->stage.members[i];
         if (member->frozen) {
             kve_process_freeze(member, false);
@@ -247,7 +247,7 @@ static bool bring_etcd_back(struct kve_rehearsal *r)
             return false;
         }
     }
-    for (size_t i = 0; i < KVE_MEMBERS; i++) {
+    for (size_t i = 0; i < r->stage.nmembers; i++) {
         if (!kve_process_await(r, &r->stage.members[i])) {
             return false;
         }
@@ -355,16 +355,27 @@ const char *kve_happening_label(enum kve_happening happening)
     return texts[happening].label;
 }
 
+/* NULL: it can be. */
+static const char *why_not(const struct kve_rehearsal *r, enum kve_happening happening)
+{
+    if (happening == KVE_HAPPENS_STORE_CUT && !r->stage.net.made) {
+        return r->skipped;
+    }
+    if (happening == KVE_HAPPENS_ETCD_MEMBER_KILLED && r->stage.nmembers == 1) {
+        return "this etcd has one member: without it there is none";
+    }
+    return NULL;
+}
+
 bool kve_happening_possible(struct kve_rehearsal *r, enum kve_happening happening)
 {
-    if (happening != KVE_HAPPENS_STORE_CUT || r->stage.net.made) {
-        return true;
+    const char *why = why_not(r, happening);
+
+    if (why != NULL && (r->told_skipped & 1u << happening) == 0) {
+        fprintf(r->json ? stderr : stdout, "SKIP: %s: %s\n", texts[happening].label, why);
+        r->told_skipped |= 1u << happening;
     }
-    if (!r->told_skipped) {
-        fprintf(r->json ? stderr : stdout, "SKIP: %s: %s\n", texts[happening].label, r->skipped);
-        r->told_skipped = true;
-    }
-    return false;
+    return why == NULL;
 }
 
 bool kve_happening_begin(struct kve_rehearsal *r, enum kve_happening happening)

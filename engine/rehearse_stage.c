@@ -200,12 +200,13 @@ static void add_members(struct kve_rehearsal *r, const struct etcd_ports *ports)
 {
     char cluster[256] = "";
 
-    for (size_t i = 0; i < KVE_MEMBERS; i++) {
+    r->stage.nmembers = r->nmembers;
+    for (size_t i = 0; i < r->nmembers; i++) {
         size_t len = strlen(cluster);
         snprintf(cluster + len, sizeof cluster - len, "%setcd-%zu=http://127.0.0.1:%u",
                  i == 0 ? "" : ",", i, ports->peer[i]);
     }
-    for (size_t i = 0; i < KVE_MEMBERS; i++) {
+    for (size_t i = 0; i < r->nmembers; i++) {
         struct kve_process *member = add(r, KVE_READY_HEALTH, "etcd-%zu", i);
         member->program = "etcd";
         snprintf(member->url, sizeof member->url, "http://127.0.0.1:%u", ports->client[i]);
@@ -230,10 +231,18 @@ static void cluster_args(const struct kve_rehearsal *r, struct kve_process *proc
                          const struct etcd_ports *ports)
 {
     const char *host = process->far ? KVE_NET_HOME_ADDRESS : "127.0.0.1";
+    char urls[256] = "";
 
-    arg(process, "--etcd=http://%s:%u,http://%s:%u,http://%s:%u", host, ports->client[0], host,
-        ports->client[1], host, ports->client[2]);
+    for (size_t i = 0; i < r->nmembers; i++) {
+        size_t len = strlen(urls);
+        snprintf(urls + len, sizeof urls - len, "%shttp://%s:%u", i == 0 ? "" : ",", host,
+                 ports->client[i]);
+    }
+    arg(process, "--etcd=%s", urls);
     arg(process, "--secret-file=%s/secret", r->dir);
+    if (r->transport != NULL) {
+        arg(process, "--transport=%s", r->transport);
+    }
 }
 
 static bool write_secret(struct kve_rehearsal *r)
@@ -256,11 +265,12 @@ static uint64_t store_bytes(const struct kve_rehearsal *r)
 
 static void add_stores(struct kve_rehearsal *r, const struct etcd_ports *ports)
 {
-    for (size_t i = 0; i < KVE_STORES; i++) {
+    r->stage.nstores = r->nstores;
+    for (size_t i = 0; i < r->nstores; i++) {
         struct kve_process *store = add(r, KVE_READY_LINE, "store-%zu", i);
         store->share = true;
         /* The last one, if there is a far side. */
-        store->far = r->stage.net.made && i == KVE_STORES - 1;
+        store->far = r->stage.net.made && i == r->nstores - 1;
         arg(store, "kvplane");
         arg(store, "store");
         arg(store, "--node-name=%s", store->name);
@@ -270,7 +280,7 @@ static void add_stores(struct kve_rehearsal *r, const struct etcd_ports *ports)
         if (store->far) {
             arg(store, "--insecure"); /* its REST API: nobody but us can reach that address */
         }
-        arg(store, "--store-bytes=%" PRIu64, store_bytes(r) / KVE_STORES);
+        arg(store, "--store-bytes=%" PRIu64, store_bytes(r) / r->nstores);
         cluster_args(r, store, ports);
         r->stage.stores = i == 0 ? store : r->stage.stores;
     }
@@ -304,6 +314,9 @@ void kve_side_engine_args(struct kve_rehearsal *r, struct kve_side *side, bool f
     arg(engine, "--control=%d", KVE_CHILD_FD);
     if (r->fault != NULL) {
         arg(engine, "--max-running=16"); /* many at a time: most of them are held */
+    }
+    if (r->block_bytes > 0) {
+        arg(engine, "--block-bytes=%" PRIu32, r->block_bytes);
     }
     if (side->tracks_lineage) {
         arg(engine, "--tracks-lineage");
@@ -340,7 +353,7 @@ static bool set_cluster(struct kve_rehearsal *r)
     struct kve_side *sides[] = {&r->a, &r->b};
     struct etcd_ports ports;
 
-    for (size_t i = 0; i < KVE_MEMBERS; i++) {
+    for (size_t i = 0; i < r->nmembers; i++) {
         ports.client[i] = free_port();
         ports.peer[i] = free_port();
         if (ports.client[i] == 0 || ports.peer[i] == 0) {
@@ -377,7 +390,9 @@ bool kve_stage_set(struct kve_rehearsal *r)
         set_machine(r);
         return true;
     }
-    if (kve_net_create(&r->stage.net, r->skipped, sizeof r->skipped) != KVB_OK) {
+    if (r->transport != NULL && strcmp(r->transport, "rdma") == 0) {
+        snprintf(r->skipped, sizeof r->skipped, "no RDMA device is in a network of its own");
+    } else if (kve_net_create(&r->stage.net, r->skipped, sizeof r->skipped) != KVB_OK) {
         fprintf(stderr, "kvplane rehearse: %s\n", r->skipped);
     }
     return set_cluster(r);
@@ -389,7 +404,7 @@ bool kve_stage_start(struct kve_rehearsal *r)
     uint32_t n = 0;
 
     /* The members wait for each other. */
-    for (; stage->members != NULL && n < KVE_MEMBERS; n++) {
+    for (; n < stage->nmembers; n++) {
         if (!kve_process_spawn(r, &stage->members[n])) {
             return false;
         }
