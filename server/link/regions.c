@@ -45,6 +45,18 @@ struct kvp_region {
     uint64_t reply_seq;
 };
 
+/* Of all that carries this number: what is dropped may still be registered. */
+static uint64_t pinned_bytes(const struct kvp_link_rank *rank, const struct kvp_slot *slot)
+{
+    uint64_t bytes = 0;
+    kvb_list_each(&rank->regions, link)
+    {
+        const struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
+        bytes += region->slot == slot ? kvt_region_pinned(region->memory) : 0;
+    }
+    return bytes;
+}
+
 /* What is registered now, told where it changes. */
 static void show(const struct kvp_link_rank *rank)
 {
@@ -59,6 +71,15 @@ static void show(const struct kvp_link_rank *rank)
     uint32_t n = kvp_regions_registered(rank, NULL, &bytes);
     kvb_series_set(kvb_series(metrics, KVP_M_REGIONS, values), n);
     kvb_series_set(kvb_series(metrics, KVP_M_REGION_BYTES, values), (double)bytes);
+    kvb_list_each(&rank->slots, link)
+    {
+        const struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
+        char region[16];
+        (void)snprintf(region, sizeof region, "%u", slot->number);
+        const char *of_region[] = {rank->instance_name, number, region};
+        kvb_series_set(kvb_series(metrics, KVP_M_REGION_PINNED, of_region),
+                       (double)pinned_bytes(rank, slot));
+    }
 }
 
 static bool has_tag(const char (*tags)[KVB_NAME_MAX], uint32_t ntags, const char *tag)

@@ -20,7 +20,9 @@ struct fake_transport {
     uint32_t cancels;       /* so far */
     kvb_status_t refuse;    /* not OK: what start answers */
     kvb_status_t register_; /* not OK: what registering a region answers */
+    uint32_t registered;    /* so far */
     uint32_t unregistered;  /* so far */
+    bool pins;              /* what it registers */
 };
 
 static inline struct fake_transport *fake_of_(struct kvt_transport *transport)
@@ -51,14 +53,19 @@ static inline void fake_cancel_(struct kvt_transport *transport, struct kvt_tran
 static inline kvb_status_t fake_register_(struct kvt_transport *transport,
                                           struct kvt_region *region)
 {
-    (void)region;
-    return fake_of_(transport)->register_;
+    struct fake_transport *fake = fake_of_(transport);
+    if (fake->register_ == KVB_OK) {
+        fake->registered++;
+        region->pinned_bytes += fake->pins ? region->desc.len : 0;
+    }
+    return fake->register_;
 }
 
 static inline void fake_unregister_(struct kvt_transport *transport, struct kvt_region *region)
 {
-    (void)region;
-    fake_of_(transport)->unregistered++;
+    struct fake_transport *fake = fake_of_(transport);
+    fake->unregistered++;
+    region->pinned_bytes -= fake->pins ? region->desc.len : 0;
 }
 
 static inline void fake_destroy_(struct kvt_transport *transport)

@@ -200,6 +200,7 @@ static uv_loop_t loop;
 static struct kvt_regions *regions;
 static struct fake_transport *transport;
 static struct kvp_link *link_;
+static struct kvb_metrics *metrics;
 static char dir[64];
 static char path[96];
 static char store_object; /* its address stands for the store */
@@ -225,11 +226,13 @@ static struct kvp_link_config config_now(void)
         .running_max = 2,
         .transfer_ms = 60000,
         .abort_ms = 200,
+        .metrics = metrics,
     };
 }
 
 static void setup(void)
 {
+    metrics = kvb_metrics_create(kvp_metric_table, KVP_METRIC_COUNT);
     memset(&fleet, 0, sizeof fleet);
     memset(&store, 0, sizeof store);
     kvb_list_init(&store.batches);
@@ -270,6 +273,7 @@ static void teardown(void)
     stop_link();
     kvt_transport_destroy(&transport->base);
     kvt_regions_destroy(regions);
+    kvb_metrics_destroy(metrics);
     cr_assert_eq(uv_run(&loop, UV_RUN_NOWAIT), 0);
     cr_assert_eq(uv_loop_close(&loop), 0);
     sim_cleanup(&sim);
@@ -1417,6 +1421,51 @@ Test(link, unregistered_means_that_nothing_of_ours_holds_the_memory)
     cr_assert_eq(one_answer(&engine, seq), KVB_ERR_GENERATION);
     test_memory_cleanup(&host);
     engine_end(&engine);
+}
+
+static double pinned_of(uint32_t region)
+{
+    char number[16];
+    const char *values[] = {"a", "0", number};
+    (void)snprintf(number, sizeof number, "%u", region);
+    return kvb_series_value(kvb_series(metrics, KVP_M_REGION_PINNED, values));
+}
+
+/* A sleep goes on to the engine's release when this has answered (test_plan). */
+Test(link, unregistered_means_that_every_transport_has_let_go_and_a_wake_that_each_has_it_again)
+{
+    struct fake_transport *second = fake_transport_create(regions, 64);
+    second->pins = true;
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    struct test_memory host;
+    test_memory_init(&host, "link-host", 4096);
+    cr_assert_eq(hand_over(&engine, 3, 1, &host, "kv_cache", KVB_REGION_HOST_RESIDENT), KVB_OK);
+    cr_assert_eq(transport->registered, 3);
+    cr_assert_eq(second->registered, 3);
+    cr_expect_eq(pinned_of(1), 8192);
+    cr_expect_eq(pinned_of(3), 4096);
+    for (uint64_t cycle = 2; cycle < 5; cycle++) {
+        cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+        cr_expect_eq(transport->unregistered, 2 * (cycle - 1));
+        cr_expect_eq(second->unregistered, 2 * (cycle - 1));
+        cr_expect_eq(pinned_of(1) + pinned_of(2), 0);
+        cr_expect_eq(pinned_of(3), 4096, "sleep does not touch it");
+        cr_assert_eq(hand_over(&engine, 1, cycle, &memory1, "kv_cache", 0), KVB_OK);
+        cr_assert_eq(hand_over(&engine, 2, cycle, &memory2, "kv_cache", 0), KVB_OK);
+        cr_expect_eq(second->registered, 3 + 2 * (cycle - 2), "not before the wake's own step");
+        cr_assert_eq(register_again(rank).status, KVB_OK);
+        cr_expect_eq(transport->registered, 3 + 2 * (cycle - 1));
+        cr_expect_eq(second->registered, 3 + 2 * (cycle - 1));
+        cr_expect_eq(pinned_of(1), 8192);
+        cr_expect_eq(pinned_of(2), 8192);
+    }
+    test_memory_cleanup(&host);
+    engine_end(&engine);
+    sim_advance(&sim, 1000);
+    turn();
+    cr_expect_eq(second->registered, second->unregistered);
+    kvt_transport_destroy(&second->base);
 }
 
 Test(link, a_failed_unregister_registers_again_what_it_had_undone)
