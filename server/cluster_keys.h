@@ -64,7 +64,8 @@
       "how often a message is sent to a peer that has no room for it; 7: for ever")                \
     X(io_threads, COUNT, "io-threads", "2", "1 64", "threads that serve the share to others")      \
     X(lanes_max, COUNT, "lanes-max", "1024", "1 65536",                                            \
-      "connections of peers that each of these threads admits")                                    \
+      "connections of peers that each of these threads admits; beside them, 64 that have not "     \
+      "proven the secret yet")                                                                     \
     X(lanes_each_max, COUNT, "lanes-each-max", "64", "1 65536", "of them from one remote address") \
     X(hold, TIME, "hold", "60s", "1ms 1h", "how long a lookup's promise lasts at most")
 

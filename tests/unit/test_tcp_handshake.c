@@ -393,25 +393,65 @@ Test(tcp_handshake, connections_are_limited_in_all_and_from_one_place)
         struct tcp_sim rig;
         tcp_sim_open(&rig, &(struct kvt_tcp_server_config){.lanes_max = each ? 50 : 3,
                                                            .lanes_each_max = each ? 3 : 50});
-        struct tcp_raw *raws = calloc(5, sizeof *raws);
+        struct tcp_raw *raws = calloc(6, sizeof *raws);
         for (int i = 0; i < 4; i++) {
             tcp_raw_connect(&raws[i], &rig);
         }
-        sim_settle(&rig.sim);
-        cr_assert(!raws[2].over);
+        for (int i = 0; i < 3; i++) {
+            cr_assert(tcp_raw_admit(&raws[i], &rig, &rig.common));
+        }
+        cr_assert(!tcp_raw_admit(&raws[3], &rig, &rig.common), "it came in time, and is too late");
         cr_assert(raws[3].over);
-        tcp_raw_close(&raws[0]);
-        sim_settle(&rig.sim);
+        cr_assert_eq(rig.node.sessions, 3);
         tcp_raw_connect(&raws[4], &rig);
         sim_settle(&rig.sim);
-        cr_assert(!raws[4].over, "one has gone");
-        for (int i = 1; i < 5; i++) {
+        cr_assert(raws[4].over);
+        tcp_raw_close(&raws[0]);
+        sim_settle(&rig.sim);
+        tcp_raw_connect(&raws[5], &rig);
+        cr_assert(tcp_raw_admit(&raws[5], &rig, &rig.common), "one has gone");
+        for (int i = 1; i < 6; i++) {
             tcp_raw_close(&raws[i]);
         }
         sim_settle(&rig.sim);
         free(raws);
         tcp_sim_close(&rig);
     }
+}
+
+Test(tcp_handshake, strangers_take_no_peers_place_and_the_oldest_makes_room_for_the_next)
+{
+    enum { STRANGERS = 4, CAME = 12 };
+    struct tcp_sim rig;
+    tcp_sim_open(&rig, &(struct kvt_tcp_server_config){
+                           .lanes_max = 2, .lanes_each_max = 2, .strangers_max = STRANGERS});
+    struct tcp_raw *raws = calloc(CAME + 1, sizeof *raws);
+    struct tcp_raw *peer = &raws[CAME];
+    for (int i = 0; i < CAME; i++) {
+        tcp_raw_connect(&raws[i], &rig);
+        if (i % 2 == 1) { /* a greeting proves nothing */
+            tcp_raw_hello(&raws[i], &rig, &rig.common);
+        }
+        sim_settle(&rig.sim);
+        for (int k = 0; k <= i; k++) {
+            cr_assert_eq(raws[k].over, k <= i - STRANGERS, "%d of %d", k, i);
+        }
+    }
+    tcp_raw_connect(peer, &rig);
+    cr_assert(tcp_raw_admit(peer, &rig, &rig.common));
+    for (int i = 0; i < CAME; i++) { /* nor does the peer make room for them */
+        tcp_raw_close(&raws[i]);
+        tcp_raw_connect(&raws[i], &rig);
+        sim_settle(&rig.sim);
+    }
+    cr_assert(!peer->over);
+    cr_assert_eq(rig.node.sessions, 1);
+    for (int i = 0; i <= CAME; i++) {
+        tcp_raw_close(&raws[i]);
+    }
+    sim_settle(&rig.sim);
+    free(raws);
+    tcp_sim_close(&rig);
 }
 
 /* ---- towards a peer ---- */

@@ -82,9 +82,10 @@ struct kvt_tcp_lane {
 struct kvt_tcp_server {
     struct kvt_tcp_server_config config;
     struct tcp_identity identity;
-    struct kvb_list lanes;
-    uint32_t lanes_n;
+    struct kvb_list lanes; /* admitted */
     uint32_t admitted;
+    struct kvb_list strangers; /* the others, the oldest first: their number is no peer's loss */
+    uint32_t strangers_n;
     struct lane_totals totals;
     struct kvt_peer_stats counted;
 };
@@ -430,6 +431,21 @@ static kvb_status_t on_hello(struct kvt_tcp_lane *lane, const uint8_t *payload, 
     return KVB_OK;
 }
 
+static bool too_many_from(struct kvt_tcp_server *server, const char *from)
+{
+    uint32_t n = 0;
+    kvb_list_each(&server->lanes, link)
+    {
+        n += strcmp(kvb_container_of(link, struct kvt_tcp_lane, link)->from, from) == 0;
+    }
+    return n >= server->config.lanes_each_max;
+}
+
+static bool has_room(struct kvt_tcp_server *server, const char *from)
+{
+    return server->admitted < server->config.lanes_max && !too_many_from(server, from);
+}
+
 static kvb_status_t on_proof(struct kvt_tcp_lane *lane, const uint8_t *proof)
 {
     struct kvt_tcp_server *server = lane->server;
@@ -437,6 +453,9 @@ static kvb_status_t on_proof(struct kvt_tcp_lane *lane, const uint8_t *proof)
     uint8_t identity[TCP_PAYLOAD_MAX];
     size_t identity_len;
     kvb_status_t status = tcp_proof_check(&config->common, &lane->shake, proof);
+    if (status == KVB_OK && !has_room(server, lane->from)) { /* others were faster */
+        return KVB_ERR_LIMIT;
+    }
     if (status == KVB_OK) {
         status = tcp_identity_make(&config->common, &lane->shake, &server->identity, identity,
                                    &identity_len);
@@ -449,6 +468,9 @@ static kvb_status_t on_proof(struct kvt_tcp_lane *lane, const uint8_t *proof)
         return refuse(lane, status);
     }
     lane->phase = LANE_ADMITTED;
+    kvb_list_remove(&lane->link);
+    server->strangers_n--;
+    kvb_list_push_back(&server->lanes, &lane->link);
     server->admitted++;
     server->counted.connects++;
     lane_message(&lane->lane, TCP_ADMITTED, identity, identity_len);
@@ -479,7 +501,7 @@ static void lane_end(struct kvt_tcp_lane *lane)
 
     lane_close(&lane->lane);
     kvb_list_remove(&lane->link);
-    server->lanes_n--;
+    *(admitted ? &server->admitted : &server->strangers_n) -= 1;
     for (struct kvb_list *link; (link = kvb_list_first(&lane->all)) != NULL;) {
         struct request *request = kvb_container_of(link, struct request, all);
         if (request->state != REQUEST_OVER) {
@@ -492,7 +514,6 @@ static void lane_end(struct kvt_tcp_lane *lane)
         free(kvb_container_of(link, struct request, all));
     }
     if (admitted) {
-        server->admitted--;
         config->ops->closed(config->ctx, lane->session);
     }
     free(lane);
@@ -536,6 +557,7 @@ kvb_status_t kvt_tcp_server_create(const struct kvt_tcp_server_config *given,
     struct kvt_tcp_server_config config = *given;
     tcp_default_u32(&config.lanes_max, 1024);
     tcp_default_u32(&config.lanes_each_max, 64);
+    tcp_default_u32(&config.strangers_max, 64);
     tcp_default_u32(&config.requests_max, 256);
     if (!tcp_common_defaults(&config.common) || !tcp_name_valid(config.name, strlen(config.name))) {
         return KVB_ERR_INVALID;
@@ -550,8 +572,16 @@ kvb_status_t kvt_tcp_server_create(const struct kvt_tcp_server_config *given,
     };
     memcpy(server->identity.name, config.name, strlen(config.name) + 1);
     kvb_list_init(&server->lanes);
+    kvb_list_init(&server->strangers);
     *server_p = server;
     return KVB_OK;
+}
+
+static void end_all(struct kvb_list *lanes)
+{
+    for (struct kvb_list *link; (link = kvb_list_first(lanes)) != NULL;) {
+        lane_end(kvb_container_of(link, struct kvt_tcp_lane, link));
+    }
 }
 
 void kvt_tcp_server_destroy(struct kvt_tcp_server *server)
@@ -559,20 +589,9 @@ void kvt_tcp_server_destroy(struct kvt_tcp_server *server)
     if (server == NULL) {
         return;
     }
-    for (struct kvb_list *link; (link = kvb_list_first(&server->lanes)) != NULL;) {
-        lane_end(kvb_container_of(link, struct kvt_tcp_lane, link));
-    }
+    end_all(&server->strangers);
+    end_all(&server->lanes);
     free(server);
-}
-
-static bool too_many_from(struct kvt_tcp_server *server, const char *from)
-{
-    uint32_t n = 0;
-    kvb_list_each(&server->lanes, link)
-    {
-        n += strcmp(kvb_container_of(link, struct kvt_tcp_lane, link)->from, from) == 0;
-    }
-    return n >= server->config.lanes_each_max;
 }
 
 static kvb_status_t adopt(struct kvt_tcp_server *server, struct kvt_socket *socket)
@@ -580,7 +599,7 @@ static kvb_status_t adopt(struct kvt_tcp_server *server, struct kvt_socket *sock
     const struct kvt_tcp_server_config *config = &server->config;
     char from[KVT_NET_FROM_MAX];
     config->common.net->ops->from(socket, from);
-    if (too_many_from(server, from)) {
+    if (!has_room(server, from)) {
         return KVB_ERR_LIMIT;
     }
     struct kvt_tcp_lane *lane = aligned_alloc(LANE_ALIGN, sizeof *lane);
@@ -598,8 +617,12 @@ static kvb_status_t adopt(struct kvt_tcp_server *server, struct kvt_socket *sock
         free(lane);
         return status;
     }
-    kvb_list_push_back(&server->lanes, &lane->link);
-    server->lanes_n++;
+    if (server->strangers_n == config->strangers_max) {
+        struct kvb_list *oldest = kvb_list_first(&server->strangers);
+        lane_lost(&kvb_container_of(oldest, struct kvt_tcp_lane, link)->lane, KVB_ERR_LIMIT);
+    }
+    kvb_list_push_back(&server->strangers, &lane->link);
+    server->strangers_n++;
     return KVB_OK;
 }
 
@@ -607,9 +630,7 @@ kvb_status_t kvt_tcp_server_adopt(struct kvt_tcp_server *server, int fd)
 {
     struct kvt_net *net = server->config.common.net;
     struct kvt_socket *socket;
-    kvb_status_t status = server->lanes_n < server->config.lanes_max
-                              ? net->ops->adopt(net, fd, &socket)
-                              : KVB_ERR_LIMIT;
+    kvb_status_t status = net->ops->adopt(net, fd, &socket);
     if (status != KVB_OK) {
         (void)close(fd);
         return status;
