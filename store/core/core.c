@@ -527,22 +527,22 @@ kvb_status_t kvs_core_remove(struct kvs_core *core, uint64_t now_ns,
     return handle == 0 ? KVB_ERR_NOT_FOUND : remove_object(core, now_ns, handle, force);
 }
 
-static bool sweep_wants(const struct kvs_core *core, const struct kvs_core_sweep *sweep,
+static bool sweep_wants(const struct kvs_core *core, struct kvs_core_sweep *sweep,
                         const struct object *object)
 {
     const struct scope *scope = scope_at(core, object->scope);
     return scope->tenant == sweep->tenant && !scope_cleared(core, scope) &&
-           sweep->matches(sweep->arg, (struct kvb_span){object->key, object->key_len});
+           sweep->matches(sweep, (struct kvb_span){object->key, object->key_len});
 }
 
 /* Buckets are only ever split, into one behind all others: whoever walks them upwards meets every
  * object that stays. */
-bool kvs_core_sweep(struct kvs_core *core, uint64_t now_ns, struct kvs_core_sweep *sweep,
-                    uint32_t budget)
+bool kvs_core_sweep(struct kvs_core *core, uint64_t now_ns, struct kvs_core_sweep *sweep)
 {
     const uint32_t *heads = (const uint32_t *)(const void *)core->index.heads.base;
-    for (; budget > 0 && sweep->next < core->index.nbuckets; budget--) {
+    while (sweep->budget > 0 && sweep->next < core->index.nbuckets) {
         uint32_t handle = heads[sweep->next++];
+        sweep->budget--;
         while (handle != 0) {
             const struct object *object = object_at(core, handle);
             uint32_t next = object->node.next;

@@ -5,6 +5,7 @@
 
 #include <criterion/criterion.h>
 
+#include <endian.h>
 #include <stdlib.h>
 
 static void open_store(struct test_store *store, uint32_t shards)
@@ -173,6 +174,47 @@ Test(share, removing_by_pattern_goes_in_bounded_steps_while_the_index_grows)
                      "was there all the time");
     }
     cr_assert_null(kvs_share_validate(store.share));
+    test_store_close(&store);
+}
+
+Test(share, a_pattern_that_is_long_to_compare_makes_its_steps_short)
+{
+    enum { OBJECTS = 300, KEY = KVS_CORE_KEY_MAX };
+    static const struct {
+        const char *begin, *middle, *end;
+        uint32_t middles, steps_min, steps_max;
+    } cases[] = {
+        {"*", "a", "b*", KEY / 2 - 1, OBJECTS / 2, OBJECTS + 3}, /* an object or two in each */
+        {"*", "a*", "b", KEY / 4, 1, 20},                        /* many stars alone are no work */
+        {"*", "", "b", 0, 1, 20},
+        {"", "?", "", KEY - 1, 1, 20},
+    };
+    struct test_store store;
+    open_store(&store, 1);
+    for (uint32_t i = 0; i < OBJECTS; i++) {
+        uint8_t key[KEY];
+        memset(key, 'a', sizeof key);
+        memcpy(key, &(uint32_t){htobe32(i)}, sizeof i);
+        cr_assert_eq(test_put(&store, key, sizeof key, 8, 1), KVB_OK);
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct kvs_sweep sweep = {.tenant = "t"};
+        uint32_t steps = 1;
+        char pattern[KVS_PATTERN_MAX + 1];
+        strcpy(pattern, cases[i].begin);
+        for (uint32_t n = 0; n < cases[i].middles; n++) {
+            strcat(pattern, cases[i].middle);
+        }
+        strcat(pattern, cases[i].end);
+        sweep.pattern_len = (uint32_t)strlen(pattern);
+        memcpy(sweep.pattern, pattern, sweep.pattern_len);
+        while (kvs_share_sweep(store.share, store.sim.now_ns, &sweep)) {
+            steps++;
+        }
+        cr_assert_eq(sweep.removed, 0);
+        cr_expect_geq(steps, cases[i].steps_min, "case %zu: %u", i, steps);
+        cr_expect_leq(steps, cases[i].steps_max, "case %zu: %u", i, steps);
+    }
     test_store_close(&store);
 }
 

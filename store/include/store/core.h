@@ -250,20 +250,22 @@ KVB_MUST_USE kvb_status_t kvs_core_remove(struct kvs_core *core, uint64_t now_ns
 
 /*
  * Removes the tenant's objects that match, of all its spaces and lineages, as kvs_core_remove does:
- * walks `budget` buckets of the index (about one object each) from where the last call came to.
- * true: more is left. What is put meanwhile may be met or not.
+ * walks the index bucket by bucket (about one object each), from where the last call came to, until
+ * the budget is used up. true: more is left. What is put meanwhile may be met or not.
  */
 struct kvs_core_sweep {
     uint32_t tenant;
     bool force;
-    bool (*matches)(void *arg, struct kvb_span block); /* must not call into the core */
+    uint32_t budget; /* of this call: a bucket takes one off */
+    /* Must not call into the core. May take off the budget, down to 0, what it cost more than
+     * others. */
+    bool (*matches)(struct kvs_core_sweep *sweep, struct kvb_span block);
     void *arg;
     uint64_t removed;
     uint64_t kept; /* BUSY */
     uint32_t next; /* 0 at first */
 };
-bool kvs_core_sweep(struct kvs_core *core, uint64_t now_ns, struct kvs_core_sweep *sweep,
-                    uint32_t budget);
+bool kvs_core_sweep(struct kvs_core *core, uint64_t now_ns, struct kvs_core_sweep *sweep);
 
 /*
  * These miss at once and cost the same for ten objects and ten million; the space follows by
