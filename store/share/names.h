@@ -11,20 +11,31 @@
  */
 #define KVS_SPACES_MAX 65536u
 
+/* Numbers from 0 up, by the hash of what has them. */
+struct kvs_numbers {
+    uint32_t n, cap; /* a power of two, or 0 */
+    uint32_t *heads; /* cap of them: a chain each, as number + 1 */
+    struct kvs_number {
+        uint64_t hash;
+        uint32_t next; /* in its chain, as number + 1 */
+    } * at;
+};
+
 struct kvs_names {
+    uint64_t seed; /* of hashes */
     struct kvb_mutex lock;
-    struct { /* guarded by lock */
+    /* guarded by lock: what has each number, and room for as many as they have */
+    struct kvs_numbers tenant_numbers, space_numbers;
+    struct {
         char name[64];
     } * tenants;
     struct {
         struct kvs_space space;
         uint32_t tenant;
     } * spaces;
-    uint32_t ntenants, tenants_cap;
-    uint32_t nspaces, spaces_cap;
 };
 
-void kvs_names_init(struct kvs_names *names);
+void kvs_names_init(struct kvs_names *names, uint64_t seed);
 void kvs_names_cleanup(struct kvs_names *names);
 
 /* Finds or gives out. LIMIT, NO_MEMORY. */

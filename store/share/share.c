@@ -162,7 +162,7 @@ kvb_status_t kvs_share_create(const struct kvb_random *random,
         goto err_shards;
     }
     random->fill(random->ctx, &share->seed, sizeof share->seed);
-    kvs_names_init(&share->names);
+    kvs_names_init(&share->names, share->seed);
     kvb_mutex_init(&share->counts_lock, "store counts");
     kvb_list_init(&share->users);
     for (; share->nshards < nshards; share->nshards++) {

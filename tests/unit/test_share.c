@@ -52,6 +52,40 @@ Test(share, what_cannot_be_a_share_is_refused)
     }
 }
 
+/* ---- names ---- */
+
+Test(share, a_space_among_many_is_found_as_soon_as_one_among_few, .timeout = 30)
+{
+    struct kvs_names names;
+    kvs_names_init(&names, 7);
+    for (uint32_t round = 0; round < 2; round++) {
+        for (uint32_t i = 0; i < KVS_SPACES_MAX; i++) {
+            struct kvs_space named = {.tenant = "t"};
+            uint32_t number = 0, tenant = 0;
+            (void)snprintf(named.tenant, sizeof named.tenant, "t%u", i % 100);
+            (void)snprintf(named.layout, sizeof named.layout, "l%u", i / 100);
+            if (round == 0) {
+                cr_assert_eq(kvs_names_find_space(&names, &named, &number, &tenant),
+                             KVB_ERR_NOT_FOUND);
+                cr_assert_eq(kvs_names_space(&names, &named, &number, &tenant), KVB_OK);
+            } else {
+                cr_assert_eq(kvs_names_find_space(&names, &named, &number, &tenant), KVB_OK);
+            }
+            cr_assert_eq(number, i);
+            cr_assert_eq(tenant, i % 100);
+        }
+    }
+    struct kvs_space more = {"t1", "more"};
+    uint32_t number, tenant;
+    cr_assert_eq(kvs_names_space(&names, &more, &number, &tenant), KVB_ERR_LIMIT);
+    cr_assert_eq(kvs_names_ntenants(&names), 100);
+    struct kvs_space text;
+    kvs_names_space_text(&names, 101, &text);
+    cr_assert_str_eq(text.tenant, "t1");
+    cr_assert_str_eq(text.layout, "l1");
+    kvs_names_cleanup(&names);
+}
+
 /* ---- by pattern ---- */
 
 static uint64_t sweep(struct test_store *store, const char *tenant, const void *pattern, size_t len,
