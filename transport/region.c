@@ -29,7 +29,10 @@ const char *kvt_region_state_text(enum kvt_region_state state)
 static void set_state(struct kvt_region *region, enum kvt_region_state state)
 {
     static const bool legal[][KVT_REGION_UNREGISTERED + 1] = {
-        [KVT_REGION_MAPPED] = {[KVT_REGION_REGISTERED] = true},
+        [KVT_REGION_MAPPED] = {[KVT_REGION_REGISTERED] = true, [KVT_REGION_REGISTERING] = true},
+        [KVT_REGION_REGISTERING] = {[KVT_REGION_REGISTERED] = true,
+                                    [KVT_REGION_MAPPED] = true,
+                                    [KVT_REGION_DRAINING] = true},
         [KVT_REGION_REGISTERED] = {[KVT_REGION_DRAINING] = true},
         [KVT_REGION_DRAINING] = {[KVT_REGION_REGISTERED] = true, [KVT_REGION_UNREGISTERED] = true},
         [KVT_REGION_UNREGISTERED] = {false},
@@ -83,16 +86,31 @@ uint32_t kvt_regions_count(const struct kvt_regions *regions)
 static void on_step(struct kvb_event *event);
 static void on_bound(struct kvb_timer *timer);
 
+/* The descriptor of a device's memory is judged by who takes it. */
+static kvb_status_t check(const struct kvt_memory_ops *memory, const struct kvt_region_desc *desc,
+                          int fd, const char **reason_p)
+{
+    if (desc->device == NULL && memory == NULL) {
+        *reason_p = "this kind of memory is not supported here";
+        return KVB_ERR_UNSUPPORTED;
+    }
+    if (desc->device == NULL) {
+        return memory->check(fd, desc->fd_offset, desc->len, reason_p);
+    }
+    if (desc->len == 0 || desc->len > UINT64_MAX - desc->fd_offset) {
+        *reason_p = "offset and length make no sense";
+        return KVB_ERR_INVALID;
+    }
+    return KVB_OK;
+}
+
 kvb_status_t kvt_region_create(struct kvt_regions *regions, const struct kvt_region_desc *desc,
                                int fd, struct kvt_region **region_p, const char **reason_p)
 {
     const struct kvt_memory_ops *memory =
         desc->kind < KVT_MEMORY_KINDS ? regions->memory[desc->kind] : NULL;
-    if (memory == NULL) {
-        *reason_p = "this kind of memory is not supported here";
-        return KVB_ERR_UNSUPPORTED;
-    }
-    kvb_status_t status = memory->check(fd, desc->fd_offset, desc->len, reason_p);
+    kvb_assert((desc->device != NULL) <= (memory == NULL)); /* a kind is of one sort */
+    kvb_status_t status = check(memory, desc, fd, reason_p);
     if (status != KVB_OK) {
         return status;
     }
@@ -108,6 +126,7 @@ kvb_status_t kvt_region_create(struct kvt_regions *regions, const struct kvt_reg
         .memory = memory,
         .fd = fd,
     };
+    kvb_list_init(&region->job.link);
     kvb_event_init(&region->step, on_step);
     kvb_timer_init(&region->bound, on_bound);
     regions->n++;
@@ -237,7 +256,7 @@ static kvb_status_t tell_registered(struct kvt_region *region)
 
 kvb_status_t kvt_region_register(struct kvt_region *region)
 {
-    kvb_assert(region->state == KVT_REGION_MAPPED);
+    kvb_assert(region->state == KVT_REGION_MAPPED && region->desc.device == NULL);
     kvb_status_t status =
         region->memory->map(region->fd, region->desc.fd_offset, region->desc.len, &region->map);
     if (status != KVB_OK) {
@@ -255,6 +274,48 @@ kvb_status_t kvt_region_register(struct kvt_region *region)
     return KVB_OK;
 }
 
+/* ---- memory of a device: transports know nothing of it, but of its pool ---- */
+
+static bool job_runs(const struct kvt_region *region)
+{
+    return !kvb_list_empty(&region->job.link);
+}
+
+static void on_imported(struct kvt_device_job *job, kvb_status_t status)
+{
+    struct kvt_region *region = kvb_container_of(job, struct kvt_region, job);
+    kvt_region_done_fn done = region->registered;
+    region->registered = NULL;
+    region->imported = status == KVB_OK;
+    if (region->state == KVT_REGION_DRAINING) { /* given up meanwhile */
+        kvb_sched_post(region->regions->sched, &region->step);
+        status = KVB_ERR_CANCELED;
+    } else if (status == KVB_OK) {
+        close_fd(region); /* the device's process holds the memory now, and nothing here does */
+        set_state(region, KVT_REGION_REGISTERED);
+    } else {
+        set_state(region, KVT_REGION_MAPPED);
+    }
+    done(region->registered_arg, region, status);
+}
+
+kvb_status_t kvt_region_register_start(struct kvt_region *region, uint64_t deadline_ns,
+                                       kvt_region_done_fn done, void *arg)
+{
+    struct kvt_device *device = region->desc.device;
+    if (device == NULL) {
+        return kvt_region_register(region);
+    }
+    set_state(region, KVT_REGION_REGISTERING);
+    region->registered = done;
+    region->registered_arg = arg;
+    region->id = ++region->regions->last_id;
+    region->job = (struct kvt_device_job){.done = on_imported, .deadline_ns = deadline_ns};
+    kvb_list_init(&region->job.link);
+    device->ops->import(device, region->id, &region->desc, region->fd, &region->job);
+    return KVB_IN_PROGRESS;
+}
+
 /* ---- unregistering ---- */
 
 static void finish_unregister(struct kvt_region *region, kvb_status_t status)
@@ -265,6 +326,51 @@ static void finish_unregister(struct kvt_region *region, kvb_status_t status)
     kvb_sched_unpost(&region->step);
     region->done = NULL;
     done(arg, region, status);
+}
+
+static void released(struct kvt_region *region)
+{
+    close_fd(region);
+    set_state(region, KVT_REGION_UNREGISTERED);
+    finish_unregister(region, KVB_OK);
+}
+
+static void on_dropped(struct kvt_device_job *job, kvb_status_t status)
+{
+    struct kvt_region *region = kvb_container_of(job, struct kvt_region, job);
+    if (status == KVB_OK) {
+        region->imported = false;
+        released(region);
+        return;
+    }
+    KVB_LOG(WARN, "a device could not be made to let go: the region stays registered",
+            KVB_U64("region", region->desc.number), KVB_STR("tag", region->desc.tag),
+            KVB_STATUS(status));
+    set_state(region, KVT_REGION_REGISTERED);
+    finish_unregister(region, status);
+}
+
+/* Half of the time until everything must have stopped: what is not done then must be killed, and
+ * that takes time, too. */
+static uint64_t half_way(const struct kvt_region *region)
+{
+    uint64_t now_ns = kvb_now_ns(region->regions->sched->clock);
+    uint64_t stop_ns = region->stop_deadline_ns;
+    return stop_ns > now_ns ? now_ns + (stop_ns - now_ns) / 2 : now_ns;
+}
+
+static void release_from_device(struct kvt_region *region)
+{
+    if (!region->imported) {
+        released(region);
+        return;
+    }
+    uint64_t bound_ns = kvb_deadline_in_ms(region->regions->sched->clock, KVT_DEVICE_DROP_MS);
+    uint64_t half_ns = half_way(region);
+    region->job = (struct kvt_device_job){.done = on_dropped,
+                                          .deadline_ns = half_ns < bound_ns ? half_ns : bound_ns};
+    kvb_list_init(&region->job.link);
+    region->desc.device->ops->drop(region->desc.device, region->id, &region->job);
 }
 
 static void release(struct kvt_region *region)
@@ -279,9 +385,7 @@ static void release(struct kvt_region *region)
     } else {
         unmap(region);
     }
-    close_fd(region);
-    set_state(region, KVT_REGION_UNREGISTERED);
-    finish_unregister(region, KVB_OK);
+    released(region);
 }
 
 /* Posted when draining begins, and when the last reference goes. */
@@ -289,7 +393,11 @@ static void on_step(struct kvb_event *event)
 {
     struct kvt_region *region = kvb_container_of(event, struct kvt_region, step);
     kvb_assert(region->state == KVT_REGION_DRAINING);
-    if (region->refs == 0 || kvb_fault(KVB_FAULT_DRAIN_SKIPPED)) {
+    if (region->desc.device != NULL) {
+        if (region->refs == 0 && !job_runs(region)) {
+            release_from_device(region);
+        }
+    } else if (region->refs == 0 || kvb_fault(KVB_FAULT_DRAIN_SKIPPED)) {
         release(region);
     }
 }
@@ -307,6 +415,9 @@ static bool names(const struct kvt_transfer *transfer, const struct kvt_region *
 static void quiesce(struct kvt_region *region)
 {
     region->quiescing = true;
+    if (job_runs(region)) {
+        region->desc.device->ops->hurry(region->desc.device, &region->job, half_way(region));
+    }
     kvb_list_each(&region->regions->transfers, link)
     {
         struct kvt_transfer *transfer = kvb_container_of(link, struct kvt_transfer, impl.link);
@@ -320,13 +431,16 @@ static void on_bound(struct kvb_timer *timer)
 {
     struct kvt_region *region = kvb_container_of(timer, struct kvt_region, bound);
     kvb_assert(region->state == KVT_REGION_DRAINING);
-    if (region->refs == 0) {
+    if (region->refs == 0 && !job_runs(region)) {
         return; /* the step is posted */
     }
     if (!region->quiescing) {
         quiesce(region);
         kvb_sched_timer_set(region->regions->sched, &region->bound, region->stop_deadline_ns);
         return;
+    }
+    if (region->refs == 0) {
+        return; /* the device has a bound of its own */
     }
     /* Deregistering under a transfer would be worse than keeping the registration (P3). */
     KVB_LOG(WARN, "transfers could not be stopped: the region stays registered",

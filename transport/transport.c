@@ -139,7 +139,11 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
     kvb_list_push_back(&transport->regions->transfers, &transfer->impl.link);
     transport->in_flight++;
 
-    status = transport->ops->start(transport, transfer);
+    transfer->impl.staging = NULL;
+    transfer->impl.staged = false;
+
+    status = kvt_staging_needed(transfer) ? kvt_staging_start(transfer)
+                                          : transport->ops->start(transport, transfer);
     if (status != KVB_OK) {
         transport->in_flight--;
         kvb_list_remove(&transfer->impl.link);
@@ -151,12 +155,20 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
 void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_ns)
 {
     struct kvt_transport *transport = transfer->impl.transport;
-    transport->ops->cancel(transport, transfer, stop_deadline_ns);
+    if (transfer->impl.staging != NULL) {
+        kvt_staging_cancel(transfer, stop_deadline_ns);
+    } else {
+        transport->ops->cancel(transport, transfer, stop_deadline_ns);
+    }
 }
 
 void kvt_transfer_finish(struct kvt_transfer *transfer, kvb_status_t status)
 {
     struct kvt_transport *transport = transfer->impl.transport;
+    if (transfer->impl.staged) {
+        kvt_staging_moved(transfer, status);
+        return;
+    }
     if (status == KVB_OK && kvt_slices_gone(transfer->slices, transfer->nslices)) {
         status = KVB_ERR_GENERATION;
     }

@@ -12,6 +12,7 @@
  *   region_*    may be NULL: nothing to do. unregister: no transfer names the region any more
  *   destroy     frees the transport
  */
+#include "transport/device.h"
 #include "transport/transport.h"
 
 struct kvt_regions {
@@ -21,6 +22,7 @@ struct kvt_regions {
     struct kvb_list transfers; /* of all transports: started, not completed */
     uint32_t n;                /* regions that exist */
     uint32_t registered;
+    uint64_t last_id;      /* of an import to a device */
     struct kvb_list stale; /* fault runs: registrations that outlived their region */
 };
 
@@ -28,13 +30,20 @@ struct kvt_region {
     struct kvt_regions *regions;
     struct kvt_region_desc desc;
     enum kvt_region_state state;
-    const struct kvt_memory_ops *memory;
-    int fd;    /* -1 when unregistered */
-    void *map; /* NULL unless registered or draining */
+    const struct kvt_memory_ops *memory; /* NULL: memory of a device */
+    int fd;                              /* -1 when unregistered, and when a device has it */
+    void *map;                           /* NULL unless registered or draining */
     /* What transfers go through: map, but for the stale registration of a fault run. */
     void *target;
     uint32_t refs;
     uint64_t pinned_bytes; /* the transports' that pin */
+
+    /* memory of a device only */
+    uint64_t id;               /* what the device knows it by */
+    struct kvt_device_job job; /* import, then drop */
+    bool imported;
+    kvt_region_done_fn registered;
+    void *registered_arg;
 
     /* draining only */
     bool quiescing; /* past the drain deadline: its transfers were cancelled */
@@ -70,6 +79,20 @@ KVB_MUST_USE kvb_status_t kvt_region_read(const struct kvt_region *region, uint6
                                           void *dst, size_t len);
 KVB_MUST_USE kvb_status_t kvt_region_write(const struct kvt_region *region, uint64_t offset,
                                            const void *src, size_t len);
+
+/*
+ * Transfers that name memory of a device (staging.c). start and cancel as a transport's; moved: the
+ * transfer between pool and node is over. Refusals of start: INVALID also: of two devices, or more
+ * than the pool has room for.
+ */
+KVB_MUST_USE kvb_status_t kvt_staging_start(struct kvt_transfer *transfer);
+void kvt_staging_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_ns);
+void kvt_staging_moved(struct kvt_transfer *inner, kvb_status_t status);
+bool kvt_staging_needed(const struct kvt_transfer *transfer);
+
+/* Of a device: before anything is staged, and after everything is. */
+void kvt_staging_init(struct kvt_device *device);
+void kvt_staging_cleanup(struct kvt_device *device);
 
 /* For transport.c. usable: a transfer may name it. */
 bool kvt_region_usable(const struct kvt_region *region);

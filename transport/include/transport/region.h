@@ -14,6 +14,7 @@
  * 6). Its life:
  *
  *   mapped        the engine holds it; this process has the descriptor and nothing else
+ *   registering   memory of a device: another process is taking hold of it (transport/device.h)
  *   registered    mapped here too and known to the transport: transfers may name it
  *   draining      admission stopped; waits for its transfers, then quiesces what is left
  *   unregistered  nothing of ours holds its memory: no mapping, no registration, no descriptor
@@ -24,8 +25,9 @@
  */
 #define KVT_REGION_STATES(X)                                                                       \
     X(MAPPED, "mapped")             /* owns: fd. waits for: register */                            \
+    X(REGISTERING, "registering")   /* owns: fd. waits for: the device */                          \
     X(REGISTERED, "registered")     /* owns: fd, mapping. waits for: unregister */                 \
-    X(DRAINING, "draining")         /* owns: fd, mapping. waits for: references to come to 0 */    \
+    X(DRAINING, "draining")         /* owns: as before. waits for: references to come to 0 */      \
     X(UNREGISTERED, "unregistered") /* owns: nothing. waits for: destroy */
 enum kvt_region_state {
 #define X(name, text) KVT_REGION_##name,
@@ -36,8 +38,8 @@ const char *kvt_region_state_text(enum kvt_region_state state);
 
 enum kvt_memory_kind { KVT_MEMORY_HOST, KVT_MEMORY_CUDA, KVT_MEMORY_KINDS };
 
-/* What a kind of memory can do for us; one table for each kind (host here, CUDA through its helper
- * later). */
+/* What a kind of memory that this process maps itself can do for us. Memory of a device is reached
+ * by another process (transport/device.h), and has none of this. */
 struct kvt_memory_ops {
     const char *name;
     /* Checks the descriptor (kind, seals, size against offset + len with overflow) without mapping
@@ -46,7 +48,7 @@ struct kvt_memory_ops {
     /* NO_MEMORY, LIMIT, IO. */
     kvb_status_t (*map)(int fd, uint64_t offset, uint64_t len, void **map_p);
     void (*unmap)(void *map, uint64_t len);
-    /* Address the CPU (and a NIC) may use; NULL as a member: bytes go through copy_in/copy_out. */
+    /* Address the CPU (and a NIC) may use. */
     void *(*address)(void *map);
     kvb_status_t (*copy_in)(void *map, uint64_t offset, const void *src, size_t len);
     kvb_status_t (*copy_out)(void *map, uint64_t offset, void *dst, size_t len);
@@ -64,6 +66,7 @@ struct kvt_region_desc {
     uint64_t fd_offset;
     uint64_t len;
     uint64_t generation;
+    struct kvt_device *device; /* whose memory it is; borrowed; NULL for host memory */
 };
 
 /* All regions of a process, and the transports that may move their bytes: registering a region
@@ -71,7 +74,7 @@ struct kvt_region_desc {
 struct kvt_regions;
 struct kvt_region;
 
-/* NO_MEMORY. Memory kinds: host. */
+/* NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvt_regions_create(struct kvb_sched *sched,
                                              struct kvt_regions **regions_p);
 void kvt_regions_destroy(struct kvt_regions *regions); /* no region, no transport; NULL: nothing */
@@ -85,17 +88,28 @@ KVB_MUST_USE kvb_status_t kvt_region_create(struct kvt_regions *regions,
 /* mapped or unregistered only (asserted). Closes the descriptor. NULL: nothing. */
 void kvt_region_destroy(struct kvt_region *region);
 
-/* mapped -> registered, with every transport or with none. Completes before it returns for host
- * memory; failures leave it mapped: NO_MEMORY, IO, LIMIT. */
+/* mapped -> registered, with every transport or with none. Completes before it returns; for host
+ * memory only (asserted). Failures leave it mapped: NO_MEMORY, IO, LIMIT. */
 KVB_MUST_USE kvb_status_t kvt_region_register(struct kvt_region *region);
 
-/*
- * registered -> draining -> unregistered, and the descriptor is closed. New transfers are refused
- * (GENERATION) at once; running ones may finish until drain_deadline_ns, then they are cancelled,
- * and must be gone by stop_deadline_ns, which is later. done, later, exactly once: OK; TIMEOUT: a
- * transfer could not be stopped, the region is REGISTERED again.
- */
 typedef void (*kvt_region_done_fn)(void *arg, struct kvt_region *region, kvb_status_t status);
+
+/*
+ * The same for every kind of memory. OK, or a failure as above: as it is with host memory, done is
+ * not called. IN_PROGRESS: registering; done, later, exactly once: OK: registered; CANCELED: it was
+ * unregistered meanwhile; INVALID, UNSUPPORTED, NO_MEMORY, IO, TIMEOUT, UNAVAILABLE: mapped again,
+ * nothing holds its memory.
+ */
+KVB_MUST_USE kvb_status_t kvt_region_register_start(struct kvt_region *region, uint64_t deadline_ns,
+                                                    kvt_region_done_fn done, void *arg);
+
+/*
+ * registered or registering -> draining -> unregistered, and the descriptor is closed. New
+ * transfers are refused (GENERATION) at once; running ones may finish until drain_deadline_ns, then
+ * they are cancelled, and must be gone by stop_deadline_ns, which is later. done, later, exactly
+ * once: OK; TIMEOUT: a transfer could not be stopped, the region is REGISTERED again (or a device's
+ * process could not be killed: then it counts as registered, for its memory is held).
+ */
 void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns,
                            uint64_t stop_deadline_ns, kvt_region_done_fn done, void *arg);
 

@@ -59,6 +59,8 @@ struct kvt_transfer {
         struct kvt_transport *transport;
         struct kvb_list link;
         void *state;
+        void *staging; /* it names memory of a device: where it is on its way through the pool */
+        bool staged;   /* it is the part of such a one that the transport moves */
     } impl;
 };
 
@@ -112,7 +114,8 @@ bool kvt_slices_gone(const struct kvt_slice *slices, uint32_t n);
 
 /*
  * Begins a transfer; takes a reference on every region named. Not taken, nothing started, on:
- * INVALID (lengths differ, a slice or extent that is empty or outside, nothing to move), GENERATION
+ * INVALID (lengths differ, a slice or extent that is empty or outside, nothing to move; of memory
+ * of a device: of more than one, or more than its pool has room for), GENERATION
  * (a region is not registered), AGAIN (in_flight_max: the completion of any transfer makes room),
  * UNAVAILABLE (the node cannot be reached now).
  * done then tells OK, TIMEOUT (deadline), CANCELED, DISCONNECTED (the node went away meanwhile), or
