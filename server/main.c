@@ -7,6 +7,8 @@
 #include "node/config.h"
 #include "node/store.h"
 
+#include "transport/cuda.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -37,6 +39,7 @@ static const struct {
      "markdown"},
     {"version", version_main, "the version"},
     {"help", help_main, "this"},
+    {KVT_CUDA_HELPER_COMMAND, kvt_cuda_helper_main, NULL}, /* started by serve, never by hand */
 };
 
 static kvb_status_t show_serve(int argc, const char *const *argv, char *error)
@@ -78,7 +81,9 @@ static int help_main(int argc, char **argv)
     (void)argv;
     (void)printf("kvplane COMMAND [options]\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        (void)printf("  %-9s %s\n", commands[i].name, commands[i].what);
+        if (commands[i].what != NULL) {
+            (void)printf("  %-9s %s\n", commands[i].name, commands[i].what);
+        }
     }
     for (size_t i = 0; i < sizeof servers / sizeof servers[0]; i++) {
         (void)printf("\nOptions of %s (each also as KVPLANE_KEY in the environment):\n\n",

@@ -109,6 +109,11 @@ static void rules(void)
     says(engine_allocate(&engine, &memory, 2 * g, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
              CUDA_SUCCESS,
          "memory is created, mapped and made accessible");
+    CUmemAllocationProp said_to_be = {0};
+    says(cu->mem_properties(&said_to_be, memory.handle) == CUDA_SUCCESS &&
+             said_to_be.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+             said_to_be.location.id == engine.device,
+         "a handle says which device its memory is on");
     CUdeviceptr elsewhere = 0;
     (void)cu->mem_reserve(&elsewhere, 2 * g, 0, 0, 0);
     says(cu->mem_map(elsewhere, g, g, memory.handle, 0) != CUDA_SUCCESS,
@@ -234,7 +239,10 @@ static void drop_handle(struct hold *hold)
 static bool hold_mapping(struct hold *hold, const struct cuda_memory *memory)
 {
     hold->memory = (struct cuda_memory){.len = memory->len};
+    CUmemAllocationProp prop = {0};
     bool ok = hold_handle(hold, memory) &&
+              engine.cu.mem_properties(&prop, hold->handle) == CUDA_SUCCESS &&
+              prop.location.id == engine.device && /* an import's handle says so, too */
               engine_map(&engine, &hold->memory, hold->handle) == CUDA_SUCCESS;
     drop_handle(hold);
     return ok;

@@ -363,6 +363,27 @@ static CUresult fake_mem_create(CUmemGenericAllocationHandle *handle, size_t siz
     return fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : new_handle(handle, fd, size);
 }
 
+static CUresult fake_mem_properties(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+    ENTER(mem_properties);
+    struct stat st;
+    (void)pthread_mutex_lock(&lock);
+    const struct allocation *allocation = find_handle(handle);
+    bool found = allocation != NULL && fstat(allocation->fd, &st) == 0;
+    (void)pthread_mutex_unlock(&lock);
+    if (!found) {
+        return misuse();
+    }
+    *prop = (CUmemAllocationProp){
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes =
+            ((st.st_mode & MODE_FD) != 0 ? (unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : 0) |
+            ((st.st_mode & MODE_FABRIC) != 0 ? (unsigned)CU_MEM_HANDLE_TYPE_FABRIC : 0),
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)(st.st_mode & 3u)},
+    };
+    return CUDA_SUCCESS;
+}
+
 static CUresult fake_mem_release(CUmemGenericAllocationHandle handle)
 {
     ENTER(mem_release);

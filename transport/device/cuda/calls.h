@@ -24,6 +24,8 @@
     X(NEEDED, cuMemCreate, 10020, mem_create,                                                      \
       (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop,        \
        unsigned long long flags))                                                                  \
+    X(NEEDED, cuMemGetAllocationPropertiesFromHandle, 10020, mem_properties,                       \
+      (CUmemAllocationProp * prop, CUmemGenericAllocationHandle handle))                           \
     X(NEEDED, cuMemRelease, 10020, mem_release, (CUmemGenericAllocationHandle handle))             \
     X(NEEDED, cuMemExportToShareableHandle, 10020, mem_export,                                     \
       (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,       \
