@@ -6,11 +6,11 @@
  * A peer, and a node that serves plain memory, over a simulated net and clock; and raw ends of
  * connections, that say what they like to either.
  */
-#include "handshake.h"
 #include "sim_net.h"
 #include "tcp_rig.h"
 #include "test_memory.h"
 #include "test_values.h"
+#include "wire.h"
 
 #ifdef TESTS_PLAIN /* a program without Criterion */
 #include "base/assert.h"
@@ -258,7 +258,7 @@ struct tcp_raw {
     uint64_t came;
     bool deaf; /* does not read */
     bool over; /* the other end has closed it */
-    struct tcp_handshake shake;
+    struct kvt_handshake shake;
 };
 
 static inline void tcp_raw_ready_(struct kvt_socket *socket, unsigned events)
@@ -339,7 +339,7 @@ static inline size_t tcp_raw_say(struct tcp_raw *raw, const void *data, size_t l
 static inline void tcp_raw_message(struct tcp_raw *raw, enum tcp_message type, const void *payload,
                                    size_t len)
 {
-    uint8_t frame[KVB_FRAME_HEADER_LEN + TCP_PAYLOAD_MAX];
+    uint8_t frame[KVB_FRAME_HEADER_LEN + KVT_PAYLOAD_MAX];
     (void)tcp_raw_say(raw, frame, tcp_message_pack(type, payload, len, frame));
 }
 
@@ -355,14 +355,14 @@ static inline uint16_t tcp_raw_type(const struct tcp_raw *raw)
 }
 
 /* Takes the first frame away; its payload's length. */
-static inline size_t tcp_raw_take(struct tcp_raw *raw, uint8_t payload[TCP_PAYLOAD_MAX])
+static inline size_t tcp_raw_take(struct tcp_raw *raw, uint8_t payload[KVT_PAYLOAD_MAX])
 {
     struct kvb_frame frame;
     cr_assert(tcp_raw_type(raw) != 0);
     cr_assert_eq(kvb_frame_unpack(raw->in, &frame), KVB_OK);
     size_t len = KVB_FRAME_HEADER_LEN + frame.len;
     if (payload != NULL) {
-        cr_assert_leq(frame.len, TCP_PAYLOAD_MAX);
+        cr_assert_leq(frame.len, KVT_PAYLOAD_MAX);
         memcpy(payload, raw->in + KVB_FRAME_HEADER_LEN, frame.len);
     }
     memmove(raw->in, raw->in + len, raw->in_len - len);
@@ -375,7 +375,8 @@ static inline void tcp_raw_hello(struct tcp_raw *raw, struct tcp_sim *rig,
 {
     struct kvt_peer_common own = *common;
     own.silence_ms = own.silence_ms != 0 ? own.silence_ms : 3000;
-    tcp_greeting_make(&own, &rig->sim.random, raw->shake.hello, &raw->shake.hello_len);
+    kvt_greeting_make(&kvt_tcp_protocol, &own, &rig->sim.random, raw->shake.hello,
+                      &raw->shake.hello_len);
     tcp_raw_message(raw, TCP_HELLO, raw->shake.hello, raw->shake.hello_len);
 }
 
@@ -383,16 +384,16 @@ static inline void tcp_raw_hello(struct tcp_raw *raw, struct tcp_sim *rig,
 static inline bool tcp_raw_admit(struct tcp_raw *raw, struct tcp_sim *rig,
                                  const struct kvt_peer_common *common)
 {
-    uint8_t payload[TCP_PAYLOAD_MAX], proof[TCP_PROOF_LEN];
+    uint8_t payload[KVT_PAYLOAD_MAX], proof[KVT_PROOF_LEN];
     tcp_raw_hello(raw, rig, common);
     sim_settle(&rig->sim);
     if (tcp_raw_type(raw) != TCP_CHALLENGE) {
         return false;
     }
     size_t len = tcp_raw_take(raw, payload);
-    cr_assert_eq(tcp_greeting_take(payload, len, raw->shake.challenge, &raw->shake.challenge_len),
+    cr_assert_eq(kvt_greeting_take(payload, len, raw->shake.challenge, &raw->shake.challenge_len),
                  KVB_OK);
-    cr_assert_eq(tcp_proof_make(common, &raw->shake, proof), KVB_OK);
+    cr_assert_eq(kvt_proof_make(&kvt_tcp_protocol, common, &raw->shake, proof), KVB_OK);
     tcp_raw_message(raw, TCP_PROOF, proof, sizeof proof);
     sim_settle(&rig->sim);
     if (tcp_raw_type(raw) != TCP_ADMITTED) {
@@ -408,25 +409,28 @@ static inline bool tcp_raw_serve(struct tcp_raw *raw, struct tcp_sim *rig,
 {
     struct kvt_peer_common own = *common;
     own.silence_ms = own.silence_ms != 0 ? own.silence_ms : 3000;
-    uint8_t payload[TCP_PAYLOAD_MAX];
+    uint8_t payload[KVT_PAYLOAD_MAX];
     size_t len;
     sim_settle(&rig->sim);
     cr_assert_eq(tcp_raw_type(raw), TCP_HELLO);
     len = tcp_raw_take(raw, payload);
-    cr_assert_eq(tcp_greeting_take(payload, len, raw->shake.hello, &raw->shake.hello_len), KVB_OK);
-    tcp_greeting_make(&own, &rig->sim.random, raw->shake.challenge, &raw->shake.challenge_len);
+    cr_assert_eq(kvt_greeting_take(payload, len, raw->shake.hello, &raw->shake.hello_len), KVB_OK);
+    kvt_greeting_make(&kvt_tcp_protocol, &own, &rig->sim.random, raw->shake.challenge,
+                      &raw->shake.challenge_len);
     tcp_raw_message(raw, TCP_CHALLENGE, raw->shake.challenge, raw->shake.challenge_len);
     sim_settle(&rig->sim);
     if (tcp_raw_type(raw) != TCP_PROOF) {
         return false;
     }
     len = tcp_raw_take(raw, payload);
-    cr_assert_eq(tcp_handshake_agree(&raw->shake, false), KVB_OK);
-    if (tcp_proof_check(common, &raw->shake, payload) != KVB_OK) {
+    cr_assert_eq(kvt_handshake_agree(&raw->shake, false), KVB_OK);
+    if (kvt_proof_check(&kvt_tcp_protocol, common, &raw->shake, payload) != KVB_OK) {
         return false;
     }
-    struct tcp_identity identity = {.name = "raw", .incarnation = incarnation};
-    cr_assert_eq(tcp_identity_make(common, &raw->shake, &identity, payload, &len), KVB_OK);
+    struct kvt_identity identity = {.name = "raw", .incarnation = incarnation};
+    cr_assert_eq(
+        kvt_identity_make(&kvt_tcp_protocol, common, &raw->shake, &identity, payload, &len),
+        KVB_OK);
     tcp_raw_message(raw, TCP_ADMITTED, payload, len);
     sim_settle(&rig->sim);
     return true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How both sides of a lane come to know each other (transport/tcp/handshake.h). */
+/* How both sides of a lane come to know each other (transport/peer/handshake.h). */
 #include "tcp_sim.h"
 
 static struct kvt_peer_common with_secret(const struct tcp_sim *rig, const char *secret)
@@ -72,7 +72,7 @@ Test(tcp_handshake, a_wrong_secret_is_refused_and_learns_nothing)
         tcp_raw_connect(&raw, &rig);
         struct kvt_peer_common common = with_secret(&rig, wrong[i]);
         cr_assert(!tcp_raw_admit(&raw, &rig, &common), "secret '%s'", wrong[i]);
-        uint8_t payload[TCP_PAYLOAD_MAX];
+        uint8_t payload[KVT_PAYLOAD_MAX];
         cr_assert_eq(tcp_raw_type(&raw), TCP_REFUSED);
         cr_assert_eq(tcp_raw_take(&raw, payload), 4);
         cr_assert_eq(tcp_refusal(payload), KVB_ERR_REFUSED);
@@ -90,22 +90,22 @@ Test(tcp_handshake, every_bit_of_a_proof_counts)
 {
     struct tcp_sim rig;
     tcp_sim_open(&rig, NULL);
-    for (size_t bit = 0; bit <= 8 * TCP_PROOF_LEN; bit++) {
+    for (size_t bit = 0; bit <= 8 * KVT_PROOF_LEN; bit++) {
         struct tcp_raw raw;
-        uint8_t payload[TCP_PAYLOAD_MAX], proof[TCP_PROOF_LEN];
+        uint8_t payload[KVT_PAYLOAD_MAX], proof[KVT_PROOF_LEN];
         tcp_raw_connect(&raw, &rig);
         tcp_raw_hello(&raw, &rig, &rig.common);
         sim_settle(&rig.sim);
         size_t len = tcp_raw_take(&raw, payload);
-        cr_assert_eq(tcp_greeting_take(payload, len, raw.shake.challenge, &raw.shake.challenge_len),
+        cr_assert_eq(kvt_greeting_take(payload, len, raw.shake.challenge, &raw.shake.challenge_len),
                      KVB_OK);
-        cr_assert_eq(tcp_proof_make(&rig.common, &raw.shake, proof), KVB_OK);
-        if (bit < 8 * TCP_PROOF_LEN) {
+        cr_assert_eq(kvt_proof_make(&kvt_tcp_protocol, &rig.common, &raw.shake, proof), KVB_OK);
+        if (bit < 8 * KVT_PROOF_LEN) {
             proof[bit / 8] ^= (uint8_t)(1u << bit % 8);
         }
         tcp_raw_message(&raw, TCP_PROOF, proof, sizeof proof);
         sim_settle(&rig.sim);
-        cr_assert_eq(tcp_raw_type(&raw), bit < 8 * TCP_PROOF_LEN ? TCP_REFUSED : TCP_ADMITTED);
+        cr_assert_eq(tcp_raw_type(&raw), bit < 8 * KVT_PROOF_LEN ? TCP_REFUSED : TCP_ADMITTED);
         tcp_raw_close(&raw);
         sim_settle(&rig.sim);
     }
@@ -117,18 +117,18 @@ Test(tcp_handshake, every_bit_of_both_greetings_is_signed)
 {
     struct tcp_sim rig;
     tcp_sim_open(&rig, NULL);
-    for (size_t bit = 0; bit < 8 * 2 * TCP_GREETING_LEN; bit += 5) {
+    for (size_t bit = 0; bit < 8 * 2 * KVT_GREETING_LEN; bit += 5) {
         struct tcp_raw raw;
-        uint8_t payload[TCP_PAYLOAD_MAX], proof[TCP_PROOF_LEN];
+        uint8_t payload[KVT_PAYLOAD_MAX], proof[KVT_PROOF_LEN];
         tcp_raw_connect(&raw, &rig);
         tcp_raw_hello(&raw, &rig, &rig.common);
         sim_settle(&rig.sim);
         size_t len = tcp_raw_take(&raw, payload);
-        cr_assert_eq(tcp_greeting_take(payload, len, raw.shake.challenge, &raw.shake.challenge_len),
+        cr_assert_eq(kvt_greeting_take(payload, len, raw.shake.challenge, &raw.shake.challenge_len),
                      KVB_OK);
-        uint8_t *said = bit < 8 * TCP_GREETING_LEN ? raw.shake.hello : raw.shake.challenge;
-        said[bit / 8 % TCP_GREETING_LEN] ^= (uint8_t)(1u << bit % 8);
-        cr_assert_eq(tcp_proof_make(&rig.common, &raw.shake, proof), KVB_OK);
+        uint8_t *said = bit < 8 * KVT_GREETING_LEN ? raw.shake.hello : raw.shake.challenge;
+        said[bit / 8 % KVT_GREETING_LEN] ^= (uint8_t)(1u << bit % 8);
+        cr_assert_eq(kvt_proof_make(&kvt_tcp_protocol, &rig.common, &raw.shake, proof), KVB_OK);
         tcp_raw_message(&raw, TCP_PROOF, proof, sizeof proof);
         sim_settle(&rig.sim);
         cr_assert_eq(tcp_raw_type(&raw), TCP_REFUSED, "bit %zu", bit);
@@ -143,10 +143,10 @@ Test(tcp_handshake, a_proof_is_good_for_one_connection)
     struct tcp_sim rig;
     tcp_sim_open(&rig, NULL);
     struct tcp_raw first, second;
-    uint8_t payload[TCP_PAYLOAD_MAX], proof[TCP_PROOF_LEN];
+    uint8_t payload[KVT_PAYLOAD_MAX], proof[KVT_PROOF_LEN];
     tcp_raw_connect(&first, &rig);
     cr_assert(tcp_raw_admit(&first, &rig, &rig.common));
-    cr_assert_eq(tcp_proof_make(&rig.common, &first.shake, proof), KVB_OK);
+    cr_assert_eq(kvt_proof_make(&kvt_tcp_protocol, &rig.common, &first.shake, proof), KVB_OK);
     tcp_raw_connect(&second, &rig);
     tcp_raw_message(&second, TCP_HELLO, first.shake.hello, first.shake.hello_len);
     sim_settle(&rig.sim);
@@ -179,16 +179,17 @@ Test(tcp_handshake, the_highest_version_that_both_know_or_none)
     tcp_sim_open(&rig, NULL);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct tcp_raw raw;
-        uint8_t payload[TCP_PAYLOAD_MAX];
+        uint8_t payload[KVT_PAYLOAD_MAX];
         tcp_raw_connect(&raw, &rig);
         struct kvt_peer_common common = rig.common;
         common.silence_ms = 1;
-        tcp_greeting_make(&common, &rig.sim.random, payload, &raw.shake.hello_len);
+        kvt_greeting_make(&kvt_tcp_protocol, &common, &rig.sim.random, payload,
+                          &raw.shake.hello_len);
         for (int b = 0; b < 4; b++) {
             payload[b] = (uint8_t)(rows[i].min >> 8 * b);
             payload[4 + b] = (uint8_t)(rows[i].max >> 8 * b);
         }
-        tcp_raw_message(&raw, TCP_HELLO, payload, TCP_GREETING_LEN);
+        tcp_raw_message(&raw, TCP_HELLO, payload, KVT_GREETING_LEN);
         sim_settle(&rig.sim);
         cr_assert_eq(tcp_raw_type(&raw) == TCP_CHALLENGE, rows[i].good, "row %zu", i);
         cr_assert_eq(raw.over, !rows[i].good);
@@ -203,19 +204,20 @@ Test(tcp_handshake, a_later_version_may_say_more_in_its_greeting)
     struct tcp_sim rig;
     tcp_sim_open(&rig, NULL);
     struct tcp_raw raw;
-    uint8_t payload[TCP_PAYLOAD_MAX], proof[TCP_PROOF_LEN];
+    uint8_t payload[KVT_PAYLOAD_MAX], proof[KVT_PROOF_LEN];
     tcp_raw_connect(&raw, &rig);
     struct kvt_peer_common common = rig.common;
     common.silence_ms = 3000;
-    tcp_greeting_make(&common, &rig.sim.random, raw.shake.hello, &raw.shake.hello_len);
-    memset(raw.shake.hello + TCP_GREETING_LEN, 0x5a, 100);
-    raw.shake.hello_len = TCP_GREETING_LEN + 100;
+    kvt_greeting_make(&kvt_tcp_protocol, &common, &rig.sim.random, raw.shake.hello,
+                      &raw.shake.hello_len);
+    memset(raw.shake.hello + KVT_GREETING_LEN, 0x5a, 100);
+    raw.shake.hello_len = KVT_GREETING_LEN + 100;
     tcp_raw_message(&raw, TCP_HELLO, raw.shake.hello, raw.shake.hello_len);
     sim_settle(&rig.sim);
     size_t len = tcp_raw_take(&raw, payload);
-    cr_assert_eq(tcp_greeting_take(payload, len, raw.shake.challenge, &raw.shake.challenge_len),
+    cr_assert_eq(kvt_greeting_take(payload, len, raw.shake.challenge, &raw.shake.challenge_len),
                  KVB_OK);
-    cr_assert_eq(tcp_proof_make(&rig.common, &raw.shake, proof), KVB_OK);
+    cr_assert_eq(kvt_proof_make(&kvt_tcp_protocol, &rig.common, &raw.shake, proof), KVB_OK);
     tcp_raw_message(&raw, TCP_PROOF, proof, sizeof proof);
     sim_settle(&rig.sim);
     cr_assert_eq(tcp_raw_type(&raw), TCP_ADMITTED);
@@ -229,11 +231,11 @@ Test(tcp_handshake, half_a_greeting_or_garbage_costs_the_connection_only)
 {
     struct tcp_sim rig;
     tcp_sim_open(&rig, NULL);
-    uint8_t frame[KVB_FRAME_HEADER_LEN + TCP_PAYLOAD_MAX], payload[TCP_PAYLOAD_MAX];
+    uint8_t frame[KVB_FRAME_HEADER_LEN + KVT_PAYLOAD_MAX], payload[KVT_PAYLOAD_MAX];
     size_t payload_len;
     struct kvt_peer_common common = rig.common;
     common.silence_ms = 3000;
-    tcp_greeting_make(&common, &rig.sim.random, payload, &payload_len);
+    kvt_greeting_make(&kvt_tcp_protocol, &common, &rig.sim.random, payload, &payload_len);
     size_t len = tcp_message_pack(TCP_HELLO, payload, payload_len, frame);
     for (size_t at = 0; at < len; at++) {
         struct tcp_raw raw;
@@ -266,7 +268,7 @@ Test(tcp_handshake, nothing_but_the_next_message_is_taken)
 {
     struct tcp_sim rig;
     tcp_sim_open(&rig, NULL);
-    uint8_t zeros[TCP_PAYLOAD_MAX] = {0};
+    uint8_t zeros[KVT_PAYLOAD_MAX] = {0};
     static const struct {
         enum tcp_message type;
         size_t len;
@@ -313,9 +315,10 @@ Test(tcp_handshake, a_proof_counts_once_and_only_of_what_was_asked)
     struct tcp_sim rig;
     tcp_sim_open(&rig, NULL);
     struct tcp_raw raw;
-    uint8_t proof[TCP_PROOF_LEN];
+    uint8_t proof[KVT_PROOF_LEN];
     tcp_raw_connect(&raw, &rig);
-    cr_assert_eq(tcp_proof_make(&rig.common, &raw.shake, proof), KVB_OK); /* of nothing */
+    cr_assert_eq(kvt_proof_make(&kvt_tcp_protocol, &rig.common, &raw.shake, proof),
+                 KVB_OK); /* of nothing */
     tcp_raw_message(&raw, TCP_PROOF, proof, sizeof proof);
     sim_settle(&rig.sim);
     cr_assert(raw.over);
@@ -325,7 +328,7 @@ Test(tcp_handshake, a_proof_counts_once_and_only_of_what_was_asked)
 
     tcp_raw_connect(&raw, &rig);
     cr_assert(tcp_raw_admit(&raw, &rig, &rig.common));
-    cr_assert_eq(tcp_proof_make(&rig.common, &raw.shake, proof), KVB_OK);
+    cr_assert_eq(kvt_proof_make(&kvt_tcp_protocol, &rig.common, &raw.shake, proof), KVB_OK);
     tcp_raw_message(&raw, TCP_PROOF, proof, sizeof proof);
     sim_settle(&rig.sim);
     cr_assert(raw.over, "a second time");
@@ -499,12 +502,14 @@ Test(tcp_handshake, a_node_that_does_not_know_the_secret_is_refused)
     struct imposter *it = calloc(1, sizeof *it);
     imposter_open(it);
     struct kvt_peer_common wrong = with_secret(&it->rig, "another");
-    uint8_t payload[TCP_PAYLOAD_MAX];
+    uint8_t payload[KVT_PAYLOAD_MAX];
     size_t len;
     /* it cannot check the proof, but says that it did */
     (void)tcp_raw_serve(&it->raw, &it->rig, &wrong, 1);
-    struct tcp_identity identity = {.name = "raw", .incarnation = 1};
-    cr_assert_eq(tcp_identity_make(&wrong, &it->raw.shake, &identity, payload, &len), KVB_OK);
+    struct kvt_identity identity = {.name = "raw", .incarnation = 1};
+    cr_assert_eq(
+        kvt_identity_make(&kvt_tcp_protocol, &wrong, &it->raw.shake, &identity, payload, &len),
+        KVB_OK);
     tcp_raw_message(&it->raw, TCP_ADMITTED, payload, len);
     sim_settle(&it->rig.sim);
     cr_assert(it->raw.over);
@@ -518,14 +523,14 @@ Test(tcp_handshake, a_proof_that_is_sent_back_proves_nothing)
 {
     struct imposter *it = calloc(1, sizeof *it);
     imposter_open(it);
-    uint8_t payload[TCP_PAYLOAD_MAX] = {0};
+    uint8_t payload[KVT_PAYLOAD_MAX] = {0};
     sim_settle(&it->rig.sim);
     size_t len = tcp_raw_take(&it->raw, payload);
     tcp_raw_message(&it->raw, TCP_CHALLENGE, payload, len); /* its own greeting */
     sim_settle(&it->rig.sim);
     cr_assert_eq(tcp_raw_type(&it->raw), TCP_PROOF);
     (void)tcp_raw_take(&it->raw, payload);
-    memset(payload + TCP_PROOF_LEN, 0, 9);
+    memset(payload + KVT_PROOF_LEN, 0, 9);
     payload[40] = 1;
     payload[41] = 'n';
     tcp_raw_message(&it->raw, TCP_ADMITTED, payload, 42);
@@ -544,25 +549,27 @@ Test(tcp_handshake, what_a_node_says_of_itself_is_checked_and_signed)
     static const char *const names[] = {"", "a name", "n\n", "\x7f", "\xc3\xa9"};
     for (size_t at = 0; at < 44 + sizeof names / sizeof names[0]; at++) {
         imposter_open(it);
-        uint8_t payload[TCP_PAYLOAD_MAX];
+        uint8_t payload[KVT_PAYLOAD_MAX];
         size_t len;
         struct kvt_peer_common common = it->rig.common;
         common.silence_ms = 3000;
         sim_settle(&it->rig.sim);
         len = tcp_raw_take(&it->raw, payload);
-        cr_assert_eq(tcp_greeting_take(payload, len, it->raw.shake.hello, &it->raw.shake.hello_len),
+        cr_assert_eq(kvt_greeting_take(payload, len, it->raw.shake.hello, &it->raw.shake.hello_len),
                      KVB_OK);
-        tcp_greeting_make(&common, &it->rig.sim.random, it->raw.shake.challenge,
+        kvt_greeting_make(&kvt_tcp_protocol, &common, &it->rig.sim.random, it->raw.shake.challenge,
                           &it->raw.shake.challenge_len);
         tcp_raw_message(&it->raw, TCP_CHALLENGE, it->raw.shake.challenge,
                         it->raw.shake.challenge_len);
         sim_settle(&it->rig.sim);
         (void)tcp_raw_take(&it->raw, NULL);
-        struct tcp_identity identity = {.name = "raw", .incarnation = 5};
+        struct kvt_identity identity = {.name = "raw", .incarnation = 5};
         if (at >= 44) {
             strcpy(identity.name, names[at - 44]);
         }
-        cr_assert_eq(tcp_identity_make(&common, &it->raw.shake, &identity, payload, &len), KVB_OK);
+        cr_assert_eq(
+            kvt_identity_make(&kvt_tcp_protocol, &common, &it->raw.shake, &identity, payload, &len),
+            KVB_OK);
         if (at < 44) {
             cr_assert_eq(len, 44);
             payload[at] ^= 1;
@@ -581,11 +588,11 @@ Test(tcp_handshake, a_node_of_other_versions_is_refused_and_a_silent_one_times_o
 {
     struct imposter *it = calloc(1, sizeof *it);
     imposter_open(it);
-    uint8_t payload[TCP_PAYLOAD_MAX];
+    uint8_t payload[KVT_PAYLOAD_MAX];
     size_t len;
     struct kvt_peer_common common = it->rig.common;
     common.silence_ms = 3000;
-    tcp_greeting_make(&common, &it->rig.sim.random, payload, &len);
+    kvt_greeting_make(&kvt_tcp_protocol, &common, &it->rig.sim.random, payload, &len);
     payload[0] = KVT_TCP_VERSION + 1;
     payload[4] = KVT_TCP_VERSION + 1;
     tcp_raw_message(&it->raw, TCP_CHALLENGE, payload, len);

@@ -76,13 +76,13 @@ static void in_consume(struct lane_in *in, uint32_t len)
 /* The checksum of a body that is kept; of one that goes nowhere nobody asks. */
 static bool in_hashing(const struct lane_in *in)
 {
-    return !tcp_body_nothing(&in->body);
+    return !kvt_body_nothing(&in->body);
 }
 
 static void in_body_begin(struct lane_in *in, uint32_t body_len)
 {
     in->state = LANE_IN_BODY;
-    in->body = (struct tcp_body){.left = body_len};
+    in->body = (struct kvt_body){.left = body_len};
     in->body_len = body_len;
     in->status = KVB_OK;
     in->hashed = false;
@@ -99,9 +99,9 @@ static void in_body_copy(struct lane_in *in)
     bool whole = len == in->body_len;
     const uint8_t *from = in->data + in->at;
     if (!in_hashing(in)) {
-        tcp_body_skip(&in->body, len);
+        kvt_body_skip(&in->body, len);
     } else {
-        in->status = tcp_body_write(&in->body, from, len);
+        in->status = kvt_body_write(&in->body, from, len);
         if (whole) {
             in->digest = XXH3_64bits(from, (size_t)len);
         } else {
@@ -109,7 +109,7 @@ static void in_body_copy(struct lane_in *in)
         }
     }
     if (in->status != KVB_OK) {
-        tcp_body_let_go(&in->body);
+        kvt_body_let_go(&in->body);
         in->body.left = left_then;
     }
     in_consume(in, (uint32_t)len);
@@ -266,8 +266,8 @@ static uint64_t in_target(struct lane *lane, struct iovec *to, int *n_p, uint64_
     uint64_t body = 0;
     int n = 0;
     if (in->state == LANE_IN_BODY && in_hashing(in) && in->at == in->len &&
-        tcp_body_addressable(&in->body)) {
-        body = tcp_body_peek(&in->body, CHUNK_BYTES, to, &n, PIECES);
+        kvt_body_addressable(&in->body)) {
+        body = kvt_body_peek(&in->body, CHUNK_BYTES, to, &n, PIECES);
         if (body < in->body.left) {
             *n_p = n;
             *body_p = body;
@@ -294,7 +294,7 @@ static uint64_t in_target(struct lane *lane, struct iovec *to, int *n_p, uint64_
 /* What arrived of a body in place. */
 static void in_body_arrived(struct lane_in *in, const struct iovec *at, uint64_t len)
 {
-    tcp_body_skip(&in->body, len);
+    kvt_body_skip(&in->body, len);
     for (; len > 0; at++) {
         uint64_t piece = min_u64(at->iov_len, len);
         (void)XXH3_64bits_update(&in->hash, at->iov_base, (size_t)piece);
@@ -386,7 +386,7 @@ static void out_begin(struct lane *lane)
         return;
     }
     out->active = true;
-    out->direct = out->frame.body.left > SMALL_BYTES && tcp_body_addressable(&out->frame.body);
+    out->direct = out->frame.body.left > SMALL_BYTES && kvt_body_addressable(&out->frame.body);
     out->ahead = out->frame.body;
     out->hashed = false;
     if (out->frame.hash) {
@@ -401,11 +401,11 @@ static void out_hash(struct lane_send *out, uint64_t len)
     while (out->ahead.left > left_then) {
         struct iovec pieces[PIECES];
         int n;
-        uint64_t more = tcp_body_peek(&out->ahead, out->ahead.left - left_then, pieces, &n, PIECES);
+        uint64_t more = kvt_body_peek(&out->ahead, out->ahead.left - left_then, pieces, &n, PIECES);
         for (int i = 0; i < n; i++) {
             (void)XXH3_64bits_update(&out->hash, pieces[i].iov_base, pieces[i].iov_len);
         }
-        tcp_body_skip(&out->ahead, more);
+        kvt_body_skip(&out->ahead, more);
     }
 }
 
@@ -416,11 +416,11 @@ static void out_body_copy(struct lane_send *out)
     uint64_t left = frame->body.left;
     uint64_t len = min_u64(out_room(out), left);
     uint8_t *to = out->data + out->len;
-    kvb_status_t status = tcp_body_read(&frame->body, to, len);
+    kvb_status_t status = kvt_body_read(&frame->body, to, len);
     out->len += (uint32_t)(left - frame->body.left);
     if (status != KVB_OK) {
         frame->status = status;
-        tcp_body_let_go(&frame->body);
+        kvt_body_let_go(&frame->body);
     } else if (frame->hash && len == frame->head.body_len) { /* in one piece */
         out->hashed = true;
         out->digest = XXH3_64bits(to, (size_t)len);
@@ -484,7 +484,7 @@ static void out_written(struct lane *lane, uint64_t len)
         return;
     }
     uint64_t of_body = min_u64(out->frame.body.left, len);
-    tcp_body_skip(&out->frame.body, of_body);
+    kvt_body_skip(&out->frame.body, of_body);
     len -= of_body;
     uint64_t of_trailer = min_u64(TCP_TRAILER_LEN, len);
     if (of_trailer > 0) { /* the body is whole */
@@ -520,7 +520,7 @@ static void send_frames(struct lane *lane)
         }
         if (out->active && out->direct && out->frame.body.left > 0) {
             int pieces;
-            uint64_t len = tcp_body_peek(&out->frame.body, CHUNK_BYTES, from + n, &pieces, PIECES);
+            uint64_t len = kvt_body_peek(&out->frame.body, CHUNK_BYTES, from + n, &pieces, PIECES);
             n += pieces;
             total += len;
             if (out->frame.hash && out->frame.status == KVB_OK) {
@@ -740,7 +740,7 @@ void lane_fail(struct lane *lane, kvb_status_t why)
 void lane_message(struct lane *lane, enum tcp_message type, const void *payload, size_t len)
 {
     struct lane_send *out = &lane->out;
-    kvb_assert(!out->active && out_room(out) >= KVB_FRAME_HEADER_LEN + TCP_PAYLOAD_MAX);
+    kvb_assert(!out->active && out_room(out) >= KVB_FRAME_HEADER_LEN + KVT_PAYLOAD_MAX);
     out->len += (uint32_t)tcp_message_pack(type, payload, len, out->data + out->len);
     kvb_sched_post(lane->sched, &lane->turn);
 }
@@ -779,10 +779,10 @@ void lane_give_up_out(struct lane *lane, kvb_status_t why)
     if (lane->out.frame.status == KVB_OK) {
         lane->out.frame.status = why;
     }
-    tcp_body_let_go(&lane->out.frame.body);
+    kvt_body_let_go(&lane->out.frame.body);
 }
 
 void lane_give_up_in(struct lane *lane)
 {
-    tcp_body_let_go(&lane->in.body);
+    kvt_body_let_go(&lane->in.body);
 }

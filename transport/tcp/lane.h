@@ -26,7 +26,7 @@ struct lane;
 struct lane_out { /* a frame to send */
     struct tcp_head head;
     const void *text;     /* head.text_len bytes, copied at once */
-    struct tcp_body body; /* head.body_len bytes, to be readable until sent() */
+    struct kvt_body body; /* head.body_len bytes, to be readable until sent() */
     bool hash;            /* computes the trailer's checksum; else the owner knows it */
     kvb_status_t status;  /* OK, or why the body was given up */
 };
@@ -86,7 +86,7 @@ struct lane {
         uint32_t at, len, cap; /* bytes not parsed yet: [at, len) */
         uint32_t need;         /* of them, for the next step */
         enum lane_in_state state;
-        struct tcp_body body;
+        struct kvt_body body;
         uint32_t body_len;
         kvb_status_t status; /* OK, or what went wrong with writing the body where it goes */
         bool hashed;         /* digest: of the whole body, which was kept */
@@ -104,7 +104,7 @@ struct lane {
         bool active;           /* frame: its head is packed, its trailer is not */
         bool direct;           /* its body goes from where it is */
         struct lane_out frame;
-        struct tcp_body ahead; /* direct: what of it is not hashed yet */
+        struct kvt_body ahead; /* direct: what of it is not hashed yet */
         bool hashed;           /* digest: of the whole body */
         uint64_t digest;
         uint8_t trailer[TCP_TRAILER_LEN];

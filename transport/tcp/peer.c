@@ -66,7 +66,7 @@ struct peer_lane {
     struct lane lane; /* first: its alignment */
     struct peer *peer;
     enum lane_phase phase;
-    struct tcp_handshake shake;
+    struct kvt_handshake shake;
     struct kvb_list queue;
     struct kvb_list begun;
     struct ask *sending;   /* its body is on the way out */
@@ -292,8 +292,9 @@ static void connect_lane(struct peer *peer)
         return;
     }
     lane->phase = LANE_CHALLENGED;
-    lane->shake = (struct tcp_handshake){0};
-    tcp_greeting_make(common, peer->base.sched->random, lane->shake.hello, &lane->shake.hello_len);
+    lane->shake = (struct kvt_handshake){0};
+    kvt_greeting_make(&kvt_tcp_protocol, common, peer->base.sched->random, lane->shake.hello,
+                      &lane->shake.hello_len);
     lane_message(&lane->lane, TCP_HELLO, lane->shake.hello, lane->shake.hello_len);
 }
 
@@ -458,7 +459,7 @@ static bool lane_next(struct lane *base, struct lane_out *out)
                  .text_len = (uint32_t)transfer->ask.len,
                  .body_len = (uint32_t)body_len},
         .text = transfer->ask.data,
-        .body = tcp_body_slices(transfer->slices, body_len),
+        .body = kvt_body_slices(transfer->slices, body_len),
         .hash = true,
     };
     return true;
@@ -525,7 +526,7 @@ static kvb_status_t lane_frame(struct lane *base, const struct tcp_head *head, c
     if (head->body_len > 0) {
         lane->receiving = ask;
         if (!ask->over) {
-            base->in.body = tcp_body_slices(ask->transfer->slices, ask->body_len);
+            base->in.body = kvt_body_slices(ask->transfer->slices, ask->body_len);
         }
         return KVB_OK;
     }
@@ -561,14 +562,14 @@ static kvb_status_t lane_body(struct lane *base, kvb_status_t status, uint64_t c
 static kvb_status_t on_challenge(struct peer_lane *lane, const uint8_t *payload, size_t len)
 {
     const struct kvt_peer_common *common = &lane->peer->config.common;
-    struct tcp_handshake *shake = &lane->shake;
-    uint8_t proof[TCP_PROOF_LEN];
-    kvb_status_t status = tcp_greeting_take(payload, len, shake->challenge, &shake->challenge_len);
+    struct kvt_handshake *shake = &lane->shake;
+    uint8_t proof[KVT_PROOF_LEN];
+    kvb_status_t status = kvt_greeting_take(payload, len, shake->challenge, &shake->challenge_len);
     if (status == KVB_OK) {
-        status = tcp_handshake_agree(shake, true);
+        status = kvt_handshake_agree(shake, true);
     }
     if (status == KVB_OK) {
-        status = tcp_proof_make(common, shake, proof);
+        status = kvt_proof_make(&kvt_tcp_protocol, common, shake, proof);
     }
     if (status == KVB_OK) {
         lane->phase = LANE_PROVING;
@@ -591,9 +592,9 @@ static void leave_old_life(struct peer *peer, const struct peer_lane *of_new)
 static kvb_status_t on_admitted(struct peer_lane *lane, const uint8_t *payload, size_t len)
 {
     struct peer *peer = lane->peer;
-    struct tcp_identity identity;
-    kvb_status_t status =
-        tcp_identity_take(&peer->config.common, &lane->shake, payload, len, &identity);
+    struct kvt_identity identity;
+    kvb_status_t status = kvt_identity_take(&kvt_tcp_protocol, &peer->config.common, &lane->shake,
+                                            payload, len, &identity);
     if (status != KVB_OK) {
         return status;
     }
@@ -764,13 +765,13 @@ static const struct kvt_transport_ops peer_ops = {
 
 static bool config_defaults(struct kvt_tcp_peer_config *config)
 {
-    tcp_default_u32(&config->lanes, LANES_MAX);
-    tcp_default_u32(&config->in_flight_max, 1024);
-    tcp_default_u32(&config->backoff_ms, 50);
-    tcp_default_u32(&config->backoff_max_ms, 2000);
-    tcp_default_u32(&config->idle_ms, 60000);
+    kvt_default_u32(&config->lanes, LANES_MAX);
+    kvt_default_u32(&config->in_flight_max, 1024);
+    kvt_default_u32(&config->backoff_ms, 50);
+    kvt_default_u32(&config->backoff_max_ms, 2000);
+    kvt_default_u32(&config->idle_ms, 60000);
     config->bytes_max = config->bytes_max != 0 ? config->bytes_max : 256ull << 20;
-    return tcp_common_defaults(&config->common) && config->lanes <= LANES_MAX &&
+    return kvt_common_defaults(&config->common) && config->lanes <= LANES_MAX &&
            config->in_flight_max <= 1u << 20 && kvt_address_valid(config->address);
 }
 

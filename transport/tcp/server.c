@@ -67,7 +67,7 @@ struct kvt_tcp_lane {
     struct kvt_tcp_server *server;
     struct kvb_list link;
     enum lane_phase phase;
-    struct tcp_handshake shake;
+    struct kvt_handshake shake;
     char from[KVT_NET_FROM_MAX];
     void *session;
     struct kvb_list all;     /* requests, until their answer was sent */
@@ -81,7 +81,7 @@ struct kvt_tcp_lane {
 
 struct kvt_tcp_server {
     struct kvt_tcp_server_config config;
-    struct tcp_identity identity;
+    struct kvt_identity identity;
     struct kvb_list lanes; /* admitted */
     uint32_t admitted;
     struct kvb_list strangers; /* the others, the oldest first: their number is no peer's loss */
@@ -228,7 +228,7 @@ static void request_receive(struct kvt_request *is, const struct iovec *to, uint
     kvb_assert(iov_len(to, n) == is->body_len);
     request->state = REQUEST_RECEIVING;
     if (copy_iov(request, to, n)) {
-        lane->lane.in.body = tcp_body_iov(request->iov, is->body_len);
+        lane->lane.in.body = kvt_body_iov(request->iov, is->body_len);
     } else { /* it goes by, and then the node hears why */
         request->received = KVB_ERR_NO_MEMORY;
     }
@@ -369,7 +369,7 @@ static bool lane_next(struct lane *base, struct lane_out *out)
     *out = (struct lane_out){
         .head = request->head,
         .text = request->answer,
-        .body = tcp_body_iov(request->iov, request->head.body_len),
+        .body = kvt_body_iov(request->iov, request->head.body_len),
     };
     return true;
 }
@@ -414,15 +414,15 @@ static kvb_status_t refuse(struct kvt_tcp_lane *lane, kvb_status_t why)
 
 static kvb_status_t on_hello(struct kvt_tcp_lane *lane, const uint8_t *payload, size_t len)
 {
-    struct tcp_handshake *shake = &lane->shake;
+    struct kvt_handshake *shake = &lane->shake;
     const struct kvt_tcp_server_config *config = &lane->server->config;
-    kvb_status_t status = tcp_greeting_take(payload, len, shake->hello, &shake->hello_len);
+    kvb_status_t status = kvt_greeting_take(payload, len, shake->hello, &shake->hello_len);
     if (status != KVB_OK) {
         return status;
     }
-    tcp_greeting_make(&config->common, config->sched->random, shake->challenge,
+    kvt_greeting_make(&kvt_tcp_protocol, &config->common, config->sched->random, shake->challenge,
                       &shake->challenge_len);
-    status = tcp_handshake_agree(shake, false);
+    status = kvt_handshake_agree(shake, false);
     if (status != KVB_OK) {
         return refuse(lane, status);
     }
@@ -450,15 +450,15 @@ static kvb_status_t on_proof(struct kvt_tcp_lane *lane, const uint8_t *proof)
 {
     struct kvt_tcp_server *server = lane->server;
     const struct kvt_tcp_server_config *config = &server->config;
-    uint8_t identity[TCP_PAYLOAD_MAX];
+    uint8_t identity[KVT_PAYLOAD_MAX];
     size_t identity_len;
-    kvb_status_t status = tcp_proof_check(&config->common, &lane->shake, proof);
+    kvb_status_t status = kvt_proof_check(&kvt_tcp_protocol, &config->common, &lane->shake, proof);
     if (status == KVB_OK && !has_room(server, lane->from)) { /* others were faster */
         return KVB_ERR_LIMIT;
     }
     if (status == KVB_OK) {
-        status = tcp_identity_make(&config->common, &lane->shake, &server->identity, identity,
-                                   &identity_len);
+        status = kvt_identity_make(&kvt_tcp_protocol, &config->common, &lane->shake,
+                                   &server->identity, identity, &identity_len);
     }
     if (status == KVB_OK) {
         const struct kvt_lane who = {.from = lane->from, .features = lane->shake.features};
@@ -555,11 +555,11 @@ kvb_status_t kvt_tcp_server_create(const struct kvt_tcp_server_config *given,
                                    struct kvt_tcp_server **server_p)
 {
     struct kvt_tcp_server_config config = *given;
-    tcp_default_u32(&config.lanes_max, 1024);
-    tcp_default_u32(&config.lanes_each_max, 64);
-    tcp_default_u32(&config.strangers_max, 64);
-    tcp_default_u32(&config.requests_max, 256);
-    if (!tcp_common_defaults(&config.common) || !tcp_name_valid(config.name, strlen(config.name))) {
+    kvt_default_u32(&config.lanes_max, 1024);
+    kvt_default_u32(&config.lanes_each_max, 64);
+    kvt_default_u32(&config.strangers_max, 64);
+    kvt_default_u32(&config.requests_max, 256);
+    if (!kvt_common_defaults(&config.common) || !kvt_name_valid(config.name, strlen(config.name))) {
         return KVB_ERR_INVALID;
     }
     struct kvt_tcp_server *server = malloc(sizeof *server);

@@ -13,6 +13,13 @@ _Static_assert(AT_CHECK == KVB_FRAME_HEADER_LEN && AT_TEXT == TCP_HEAD_LEN, "the
 _Static_assert(16ull + KVT_ASK_MAX + KVT_BODY_MAX + TCP_TRAILER_LEN <= UINT32_MAX,
                "the longest frame has a length");
 
+const struct kvt_protocol kvt_tcp_protocol = {
+    .version_min = KVT_TCP_VERSION_MIN,
+    .version = KVT_TCP_VERSION,
+    .client_label = "kvplane tcp 1 client",
+    .node_label = "kvplane tcp 1 node",
+};
+
 static void put_u32(uint8_t *out, uint32_t value)
 {
     for (size_t i = 0; i < 4; i++) {
@@ -143,9 +150,9 @@ kvb_status_t tcp_message_check(const struct kvb_frame *frame)
 }
 
 size_t tcp_message_pack(enum tcp_message type, const void *payload, size_t len,
-                        uint8_t out[KVB_FRAME_HEADER_LEN + TCP_PAYLOAD_MAX])
+                        uint8_t out[KVB_FRAME_HEADER_LEN + KVT_PAYLOAD_MAX])
 {
-    kvb_assert(len <= TCP_PAYLOAD_MAX);
+    kvb_assert(len <= KVT_PAYLOAD_MAX);
     struct kvb_frame frame = {.type = (uint16_t)type, .seq = 1, .len = (uint32_t)len};
     kvb_frame_pack(&frame, out);
     if (len > 0) {

@@ -2,6 +2,8 @@
 #ifndef TCP_WIRE_H
 #define TCP_WIRE_H
 
+#include "handshake.h"
+
 #include "base/frame.h"
 #include "base/status.h"
 #include "transport/tcp.h"
@@ -45,7 +47,8 @@ enum tcp_message {
 
 #define TCP_HEAD_LEN    (KVB_FRAME_HEADER_LEN + 16u)
 #define TCP_TRAILER_LEN 16u
-#define TCP_PAYLOAD_MAX 256u /* of the transport's own messages */
+
+extern const struct kvt_protocol kvt_tcp_protocol;
 
 struct tcp_head {
     struct kvb_frame frame;
@@ -76,7 +79,7 @@ kvb_status_t tcp_refusal(const uint8_t payload[4]);
 
 /* A frame of the transport's own; returns its bytes. */
 size_t tcp_message_pack(enum tcp_message type, const void *payload, size_t len,
-                        uint8_t out[KVB_FRAME_HEADER_LEN + TCP_PAYLOAD_MAX]);
+                        uint8_t out[KVB_FRAME_HEADER_LEN + KVT_PAYLOAD_MAX]);
 /* Is the type one of ours, with a legal length and no flags? */
 KVB_MUST_USE kvb_status_t tcp_message_check(const struct kvb_frame *frame);
 

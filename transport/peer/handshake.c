@@ -10,8 +10,8 @@
 
 /* Offsets in a greeting, and in ADMITTED. */
 enum { AT_MIN = 0, AT_MAX = 4, AT_FEATURES = 8, AT_SILENCE = 16, AT_ZERO = 20, AT_NONCE = 24 };
-_Static_assert(AT_NONCE + 32 == TCP_GREETING_LEN, "the nonce is the last field");
-enum { AT_INCARNATION = TCP_PROOF_LEN, AT_NAME_LEN = 40, AT_NAME = 41 };
+_Static_assert(AT_NONCE + 32 == KVT_GREETING_LEN, "the nonce is the last field");
+enum { AT_INCARNATION = KVT_PROOF_LEN, AT_NAME_LEN = 40, AT_NAME = 41 };
 
 static void put_le(uint8_t *out, uint64_t value, size_t len)
 {
@@ -31,21 +31,21 @@ static uint64_t get_le(const uint8_t *in, size_t len)
 
 /* ---- greetings ---- */
 
-void tcp_greeting_make(const struct kvt_peer_common *common, const struct kvb_random *random,
-                       uint8_t out[TCP_PAYLOAD_MAX], size_t *len_p)
+void kvt_greeting_make(const struct kvt_protocol *protocol, const struct kvt_peer_common *common,
+                       const struct kvb_random *random, uint8_t out[KVT_PAYLOAD_MAX], size_t *len_p)
 {
-    put_le(out + AT_MIN, KVT_TCP_VERSION_MIN, 4);
-    put_le(out + AT_MAX, KVT_TCP_VERSION, 4);
+    put_le(out + AT_MIN, protocol->version_min, 4);
+    put_le(out + AT_MAX, protocol->version, 4);
     put_le(out + AT_FEATURES, common->features, 8);
     put_le(out + AT_SILENCE, common->silence_ms, 4);
     put_le(out + AT_ZERO, 0, 4);
     random->fill(random->ctx, out + AT_NONCE, 32);
-    *len_p = TCP_GREETING_LEN;
+    *len_p = KVT_GREETING_LEN;
 }
 
-static struct tcp_greeting greeting_unpack(const uint8_t *payload)
+static struct kvt_greeting greeting_unpack(const uint8_t *payload)
 {
-    struct tcp_greeting greeting = {
+    struct kvt_greeting greeting = {
         .version_min = (uint32_t)get_le(payload + AT_MIN, 4),
         .version_max = (uint32_t)get_le(payload + AT_MAX, 4),
         .features = get_le(payload + AT_FEATURES, 8),
@@ -55,11 +55,11 @@ static struct tcp_greeting greeting_unpack(const uint8_t *payload)
     return greeting;
 }
 
-kvb_status_t tcp_greeting_take(const uint8_t *payload, size_t len, uint8_t into[TCP_PAYLOAD_MAX],
+kvb_status_t kvt_greeting_take(const uint8_t *payload, size_t len, uint8_t into[KVT_PAYLOAD_MAX],
                                size_t *len_p)
 {
-    kvb_assert(len >= TCP_GREETING_LEN && len <= TCP_PAYLOAD_MAX); /* the table of messages */
-    struct tcp_greeting greeting = greeting_unpack(payload);
+    kvb_assert(len >= KVT_GREETING_LEN && len <= KVT_PAYLOAD_MAX); /* the table of messages */
+    struct kvt_greeting greeting = greeting_unpack(payload);
     if (greeting.version_min == 0 || greeting.version_min > greeting.version_max ||
         greeting.silence_ms == 0) {
         return KVB_ERR_PROTOCOL;
@@ -69,10 +69,10 @@ kvb_status_t tcp_greeting_take(const uint8_t *payload, size_t len, uint8_t into[
     return KVB_OK;
 }
 
-kvb_status_t tcp_handshake_agree(struct tcp_handshake *shake, bool client)
+kvb_status_t kvt_handshake_agree(struct kvt_handshake *shake, bool client)
 {
-    struct tcp_greeting hello = greeting_unpack(shake->hello);
-    struct tcp_greeting challenge = greeting_unpack(shake->challenge);
+    struct kvt_greeting hello = greeting_unpack(shake->hello);
+    struct kvt_greeting challenge = greeting_unpack(shake->challenge);
     uint32_t least =
         hello.version_min > challenge.version_min ? hello.version_min : challenge.version_min;
     uint32_t most =
@@ -88,12 +88,12 @@ kvb_status_t tcp_handshake_agree(struct tcp_handshake *shake, bool client)
 
 /* ---- proofs ---- */
 
-static kvb_status_t sign(const struct kvt_peer_common *common, const struct tcp_handshake *shake,
+static kvb_status_t sign(const struct kvt_peer_common *common, const struct kvt_handshake *shake,
                          const char *label, const uint8_t *more, size_t more_len,
-                         uint8_t out[TCP_PROOF_LEN])
+                         uint8_t out[KVT_PROOF_LEN])
 {
     /* label, NUL, then each part behind its length: no two lists of parts give the same bytes. */
-    uint8_t text[32 + 3 * (4 + TCP_PAYLOAD_MAX)];
+    uint8_t text[32 + 3 * (4 + KVT_PAYLOAD_MAX)];
     const struct {
         const uint8_t *data;
         size_t len;
@@ -115,48 +115,48 @@ static kvb_status_t sign(const struct kvt_peer_common *common, const struct tcp_
         NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    kvb_assert(mac_len == TCP_PROOF_LEN);
+    kvb_assert(mac_len == KVT_PROOF_LEN);
     return KVB_OK;
 }
 
-static const char client_label[] = "kvplane tcp 1 client";
-static const char node_label[] = "kvplane tcp 1 node";
-
-kvb_status_t tcp_proof_make(const struct kvt_peer_common *common, const struct tcp_handshake *shake,
-                            uint8_t out[TCP_PROOF_LEN])
+kvb_status_t kvt_proof_make(const struct kvt_protocol *protocol,
+                            const struct kvt_peer_common *common, const struct kvt_handshake *shake,
+                            uint8_t out[KVT_PROOF_LEN])
 {
-    return sign(common, shake, client_label, NULL, 0, out);
+    return sign(common, shake, protocol->client_label, NULL, 0, out);
 }
 
 /* In constant time: how long it takes says nothing about how much of the proof was right. */
 static kvb_status_t compare(const uint8_t *proof, const uint8_t *right)
 {
-    return CRYPTO_memcmp(proof, right, TCP_PROOF_LEN) == 0 ? KVB_OK : KVB_ERR_REFUSED;
+    return CRYPTO_memcmp(proof, right, KVT_PROOF_LEN) == 0 ? KVB_OK : KVB_ERR_REFUSED;
 }
 
-kvb_status_t tcp_proof_check(const struct kvt_peer_common *common,
-                             const struct tcp_handshake *shake, const uint8_t proof[TCP_PROOF_LEN])
+kvb_status_t kvt_proof_check(const struct kvt_protocol *protocol,
+                             const struct kvt_peer_common *common,
+                             const struct kvt_handshake *shake, const uint8_t proof[KVT_PROOF_LEN])
 {
-    uint8_t right[TCP_PROOF_LEN];
-    kvb_status_t status = sign(common, shake, client_label, NULL, 0, right);
+    uint8_t right[KVT_PROOF_LEN];
+    kvb_status_t status = sign(common, shake, protocol->client_label, NULL, 0, right);
     return status == KVB_OK ? compare(proof, right) : status;
 }
 
 /* ---- who the node is ---- */
 
-bool tcp_name_valid(const char *name, size_t len)
+bool kvt_name_valid(const char *name, size_t len)
 {
     for (size_t i = 0; i < len; i++) {
         if (name[i] < '!' || name[i] > '~') {
             return false;
         }
     }
-    return len > 0 && len < TCP_NAME_MAX;
+    return len > 0 && len < KVT_NAME_MAX;
 }
 
-kvb_status_t tcp_identity_make(const struct kvt_peer_common *common,
-                               const struct tcp_handshake *shake,
-                               const struct tcp_identity *identity, uint8_t out[TCP_PAYLOAD_MAX],
+kvb_status_t kvt_identity_make(const struct kvt_protocol *protocol,
+                               const struct kvt_peer_common *common,
+                               const struct kvt_handshake *shake,
+                               const struct kvt_identity *identity, uint8_t out[KVT_PAYLOAD_MAX],
                                size_t *len_p)
 {
     size_t name_len = strlen(identity->name);
@@ -165,33 +165,34 @@ kvb_status_t tcp_identity_make(const struct kvt_peer_common *common,
     memcpy(out + AT_NAME, identity->name, name_len);
     size_t len = AT_NAME + name_len;
     kvb_status_t status =
-        sign(common, shake, node_label, out + AT_INCARNATION, len - AT_INCARNATION, out);
+        sign(common, shake, protocol->node_label, out + AT_INCARNATION, len - AT_INCARNATION, out);
     if (status == KVB_OK) {
         *len_p = len;
     }
     return status;
 }
 
-kvb_status_t tcp_identity_take(const struct kvt_peer_common *common,
-                               const struct tcp_handshake *shake, const uint8_t *payload,
-                               size_t len, struct tcp_identity *identity_p)
+kvb_status_t kvt_identity_take(const struct kvt_protocol *protocol,
+                               const struct kvt_peer_common *common,
+                               const struct kvt_handshake *shake, const uint8_t *payload,
+                               size_t len, struct kvt_identity *identity_p)
 {
-    uint8_t right[TCP_PROOF_LEN];
-    kvb_status_t status =
-        sign(common, shake, node_label, payload + AT_INCARNATION, len - AT_INCARNATION, right);
+    uint8_t right[KVT_PROOF_LEN];
+    kvb_status_t status = sign(common, shake, protocol->node_label, payload + AT_INCARNATION,
+                               len - AT_INCARNATION, right);
     if (status == KVB_OK) {
         status = compare(payload, right);
     }
     if (status != KVB_OK) {
         return status;
     }
-    struct tcp_identity identity = {.incarnation = get_le(payload + AT_INCARNATION, 8)};
+    struct kvt_identity identity = {.incarnation = get_le(payload + AT_INCARNATION, 8)};
     size_t name_len = payload[AT_NAME_LEN];
     if (len != AT_NAME + name_len || name_len >= sizeof identity.name) {
         return KVB_ERR_PROTOCOL;
     }
     memcpy(identity.name, payload + AT_NAME, name_len);
-    if (!tcp_name_valid(identity.name, name_len)) {
+    if (!kvt_name_valid(identity.name, name_len)) {
         return KVB_ERR_PROTOCOL;
     }
     *identity_p = identity;

@@ -8,7 +8,7 @@
 
 static const uint8_t zeros[64u << 10];
 
-bool tcp_body_addressable(const struct tcp_body *body)
+bool kvt_body_addressable(const struct kvt_body *body)
 {
     if (body->slices == NULL) {
         return true;
@@ -24,7 +24,7 @@ bool tcp_body_addressable(const struct tcp_body *body)
 }
 
 /* The bytes of a piece from its offset on, no more than max and than are left of the body. */
-static uint64_t piece_len(const struct tcp_body *body, uint64_t max)
+static uint64_t piece_len(const struct kvt_body *body, uint64_t max)
 {
     uint64_t len = body->slices != NULL ? body->slices[body->at].len - body->offset
                    : body->iov != NULL  ? body->iov[body->at].iov_len - body->offset
@@ -33,7 +33,7 @@ static uint64_t piece_len(const struct tcp_body *body, uint64_t max)
     return len < max ? len : max;
 }
 
-static void *piece_address(const struct tcp_body *body)
+static void *piece_address(const struct kvt_body *body)
 {
     if (body->slices != NULL) {
         const struct kvt_slice *slice = &body->slices[body->at];
@@ -51,11 +51,11 @@ static void *piece_address(const struct tcp_body *body)
 }
 
 /* len: at most the rest of the piece. */
-static void take(struct tcp_body *body, uint64_t len)
+static void take(struct kvt_body *body, uint64_t len)
 {
     body->left -= len;
     body->offset += len;
-    if (tcp_body_nothing(body)) {
+    if (kvt_body_nothing(body)) {
         body->offset = 0;
         return;
     }
@@ -67,10 +67,10 @@ static void take(struct tcp_body *body, uint64_t len)
     }
 }
 
-uint64_t tcp_body_peek(const struct tcp_body *body, uint64_t max, struct iovec *out, int *n_p,
+uint64_t kvt_body_peek(const struct kvt_body *body, uint64_t max, struct iovec *out, int *n_p,
                        int n_max)
 {
-    struct tcp_body ahead = *body;
+    struct kvt_body ahead = *body;
     uint64_t total = 0;
     int n = 0;
     while (n < n_max && total < max && ahead.left > 0) {
@@ -83,7 +83,7 @@ uint64_t tcp_body_peek(const struct tcp_body *body, uint64_t max, struct iovec *
     return total;
 }
 
-void tcp_body_skip(struct tcp_body *body, uint64_t len)
+void kvt_body_skip(struct kvt_body *body, uint64_t len)
 {
     kvb_assert(len <= body->left);
     while (len > 0) {
@@ -93,7 +93,7 @@ void tcp_body_skip(struct tcp_body *body, uint64_t len)
     }
 }
 
-kvb_status_t tcp_body_read(struct tcp_body *body, uint8_t *to, uint64_t len)
+kvb_status_t kvt_body_read(struct kvt_body *body, uint8_t *to, uint64_t len)
 {
     kvb_assert(len <= body->left);
     while (len > 0) {
@@ -115,10 +115,10 @@ kvb_status_t tcp_body_read(struct tcp_body *body, uint8_t *to, uint64_t len)
     return KVB_OK;
 }
 
-kvb_status_t tcp_body_write(struct tcp_body *body, const uint8_t *from, uint64_t len)
+kvb_status_t kvt_body_write(struct kvt_body *body, const uint8_t *from, uint64_t len)
 {
     kvb_assert(len <= body->left);
-    if (tcp_body_nothing(body)) {
+    if (kvt_body_nothing(body)) {
         body->left -= len;
         return KVB_OK;
     }
