@@ -48,8 +48,8 @@ struct kvt_rdma_config {
     uint32_t mtu;   /* path: 256, 512, 1,024, 2,048 or 4,096; 0: the port's. Both ends use the
                        smaller of theirs (1,024 where the other says nothing) */
     uint32_t depth; /* work requests posted on a queue pair, 16 to what the device can; 0: 256 */
-    uint32_t sge;   /* pieces of memory in one, 1 to what the device can; 0: 16, or fewer if the
-                       device has fewer */
+    uint32_t sge;   /* pieces of memory in one, 1 to 32 and what the device can; 0: 16, or fewer if
+                       the   device has fewer */
     uint32_t inline_bytes;   /* messages up to this travel in their work request; 0: 128, or fewer
                                 if the device takes fewer */
     uint32_t window;         /* messages under way each way on a lane, 4 to 1,024; 0: 64 */
@@ -231,7 +231,7 @@ struct kvt_rdma_server_config {
     struct kvb_io *io;
     const char *name; /* of the node; at most 63 bytes */
     uint64_t incarnation;
-    uint32_t lanes_max;      /* of this server; 0: 1,024, or what the device's queues can hold */
+    uint32_t lanes_max;      /* of this server; 0: 256, or what the device's queues can hold */
     uint32_t lanes_each_max; /* from one remote address; 0: 64 */
     uint32_t requests_max;   /* of one lane, not answered; agreed at connect; 0: 256 */
     const struct kvt_server_ops *ops;
