@@ -223,9 +223,11 @@ static void on_page(struct kvt_transfer *transfer, kvb_status_t status)
         status = keep_page(listing);
     }
     if (status == KVB_OK && page->next != 0) {
-        /* pages follow each other: a node cannot make us ask for ever */
-        status =
-            page->next == listing->ask->n ? ask_for_page(listing, page->next) : KVB_ERR_PROTOCOL;
+        /* pages follow each other, none is empty, and they end: a node cannot make us ask for ever
+         * or keep more than there may be */
+        uint32_t n = listing->ask->n;
+        bool sound = page->n > 0 && page->next == n && n <= KVS_CORE_TENANT_MAX;
+        status = sound ? ask_for_page(listing, page->next) : KVB_ERR_PROTOCOL;
         if (status == KVB_OK) {
             return;
         }

@@ -81,6 +81,9 @@ struct fake_tcp {
     uint64_t corrupt;       /* so many bodies arrive with a byte that is not theirs */
     uint32_t running;       /* exchanges */
     char first_asked[64];   /* address of the peer of the first transfer since this was empty */
+    /* what the node answers to questions of that type instead, so many times; after some */
+    const void *lie;
+    uint32_t lie_len, lie_type, lies, lies_after;
 };
 static struct fake_tcp fake_tcp;
 
@@ -286,6 +289,12 @@ static inline void fake_answer_(struct fake_exchange *exchange, kvb_status_t sta
                                 const void *answer, uint32_t len)
 {
     kvb_assert(exchange->stage == FAKE_SERVING);
+    if (fake_tcp.lies > 0 && exchange->request.type == fake_tcp.lie_type &&
+        (fake_tcp.lies_after == 0 || fake_tcp.lies_after-- == 0)) {
+        fake_tcp.lies--;
+        answer = fake_tcp.lie;
+        len = fake_tcp.lie_len;
+    }
     exchange->status = status;
     exchange->answer_len = len;
     exchange->answer = fake_alloc_(len + 1);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A node behind connections, as a client sees it: it comes, goes, comes back as another. */
 #include "test_store.h"
+#include "wire/wire.h"
 
 #include <criterion/criterion.h>
 
@@ -728,6 +729,47 @@ Test(remote, its_tenants_are_listed_however_many)
         cr_assert(sim_run_until_true(&store.sim, &listed.done, 1000));
         cr_assert_eq(listed.status, KVB_ERR_UNAVAILABLE);
         start_node(&store, 3);
+        test_store_close(&store);
+    }
+}
+
+/* Behind a first page that is full and sound. */
+Test(remote, a_node_cannot_make_a_list_of_tenants_go_on_for_ever)
+{
+    static const struct {
+        uint32_t n, next;
+        kvb_status_t status;
+    } pages[] = {{0, 0, KVB_OK},
+                 {0, 256, KVB_ERR_PROTOCOL}, /* empty, and more to come */
+                 {1, 256, KVB_ERR_PROTOCOL},
+                 {1, 258, KVB_ERR_PROTOCOL}};
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+        static struct kvs_wire_tenants said;
+        struct test_store store;
+        struct listed listed = {.ask.done = on_tenants};
+        struct kvb_writer page;
+        test_store_open(&store, &config, false);
+        for (uint32_t t = 0; t < 256; t++) {
+            (void)snprintf(store.space.tenant, sizeof store.space.tenant, "t%u", t);
+            cr_assert_eq(test_put(&store, "k", 1, 64, 1), KVB_OK);
+        }
+        said = (struct kvs_wire_tenants){.n = pages[i].n, .next = pages[i].next};
+        strcpy(said.at[0].tenant, "t256");
+        kvb_writer_init(&page, 4096);
+        kvs_tenants_pack(&page, &said);
+        cr_assert_eq(page.status, KVB_OK);
+        fake_tcp.lie = page.data;
+        fake_tcp.lie_len = (uint32_t)page.len;
+        fake_tcp.lie_type = KVS_ASK_TENANTS;
+        fake_tcp.lies_after = 1;
+        fake_tcp.lies = 1000;
+        cr_assert_eq(kvs_remote_tenants(store.node, sim_in_ms(&store.sim, 1000), &listed.ask),
+                     KVB_OK);
+        cr_assert(sim_run_until_true(&store.sim, &listed.done, 2000));
+        cr_expect_eq(listed.status, pages[i].status);
+        cr_expect_eq(fake_tcp.lies, 999, "it was asked once");
+        fake_tcp.lies = 0;
+        kvb_writer_cleanup(&page);
         test_store_close(&store);
     }
 }
