@@ -17,11 +17,15 @@ struct kvp_control_config {
     struct kvp_fleet *fleet;
     struct kvs_coordinator *coordinator;
     struct kvp_cluster *cluster;
+    struct kvs_client *client; /* of the nodes that the cluster tells of */
+    struct kvb_sched *sched;
     const struct kvb_clock *clock;
     uint64_t retire_ms;      /* bound of a tenant's reset */
     uint32_t queue_max;      /* requests submitted and not yet replied to */
     void (*wake)(void *ctx); /* any thread: kvp_control_run() is due */
     void *wake_ctx;
+    void (*quiet)(void *ctx); /* kvp_control_quiet() has become true; may be NULL */
+    void *quiet_ctx;
 };
 
 KVB_MUST_USE kvb_status_t kvp_control_create(const struct kvp_control_config *config,
@@ -32,8 +36,10 @@ struct kvp_inbox *kvp_control_inbox(struct kvp_control *control);
 void kvp_control_run(struct kvp_control *control);
 /* Loop thread: replies 503 to everything still open, and to all that comes later. */
 void kvp_control_close(struct kvp_control *control);
-/* After kvp_fleet_destroy() and kvs_coordinator_destroy(), which end what control started: until
- * then outcomes still come, and bodies that were relayed are still read. */
+/* Nothing that it asked of the client is under way; once closed, for good. */
+bool kvp_control_quiet(const struct kvp_control *control);
+/* Closed and quiet, after kvp_fleet_destroy() and kvs_coordinator_destroy(), which end what
+ * control started: until then outcomes still come, and bodies that were relayed are still read. */
 void kvp_control_destroy(struct kvp_control *control);
 
 /* An instance in short, as the others of the cluster see it. A new object; NULL: out of memory. */

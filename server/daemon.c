@@ -147,7 +147,8 @@ static void on_storage_stopped(void *ctx)
 /* Nobody uses this process any more. */
 static void go(struct kvp_daemon *daemon)
 {
-    if (!daemon->lets_go && !daemon->leaves) {
+    bool quiet = daemon->control == NULL || kvp_control_quiet(daemon->control);
+    if (!daemon->lets_go && !daemon->leaves && quiet) {
         if (daemon->http != NULL) { /* else it never began */
             kvp_http_stop(daemon->http);
             daemon->http = NULL;
@@ -162,6 +163,14 @@ static void on_link_stopped(void *ctx)
     kvb_sched_timer_clear(kvp_loop_sched(daemon->loop), &daemon->stop_bound);
     daemon->lets_go = false;
     go(daemon);
+}
+
+static void on_control_quiet(void *ctx)
+{
+    struct kvp_daemon *daemon = ctx;
+    if (daemon->stopping) {
+        go(daemon);
+    }
 }
 
 static void on_left(void *ctx)
@@ -298,11 +307,15 @@ static kvb_status_t create_control(struct kvp_daemon *daemon)
                                                .coordinator =
                                                    kvp_storage_coordinator(daemon->storage),
                                                .cluster = kvp_storage_cluster(daemon->storage),
+                                               .client = kvp_storage_client(daemon->storage),
+                                               .sched = kvp_loop_sched(daemon->loop),
                                                .clock = &kvb_clock_real,
                                                .retire_ms = daemon->config->retire_bound,
                                                .queue_max = (uint32_t)daemon->config->requests_max,
                                                .wake = kvp_loop_wake,
-                                               .wake_ctx = daemon->loop};
+                                               .wake_ctx = daemon->loop,
+                                               .quiet = on_control_quiet,
+                                               .quiet_ctx = daemon};
     return kvp_control_create(&control, &daemon->control);
 }
 

@@ -3,8 +3,8 @@
  * What each control route does: one table, `actions`. A route either starts an operation of the
  * fleet (fill the ask, later encode its outcome) or reads and replies at once. Who replies: exactly
  * one of start() (refused), the route's read(), started() (respond-async), operation_done(), the
- * tenant's reset, and kvp_control_close() for what is open then. What was started ends here also
- * after that, without a client.
+ * tenant's reset, the answer about an object, and kvp_control_close() for what is open then. What
+ * was started ends here also after that, without a client.
  */
 #include "control/internal.h"
 #include "http/errors.h"
@@ -220,6 +220,9 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
     [KVP_ROUTE_list_tenants] = READ(kvp_read_tenants),
     [KVP_ROUTE_get_tenant] = READ(kvp_read_tenant),
     [KVP_ROUTE_reset_tenant] = READ(kvp_reset_tenant),
+    [KVP_ROUTE_get_object] = READ(kvp_read_object),
+    [KVP_ROUTE_remove_object] = READ(kvp_remove_object),
+    [KVP_ROUTE_pin_object] = READ(kvp_pin_object),
 };
 
 /* ---- life ---- */
@@ -233,6 +236,7 @@ kvb_status_t kvp_control_create(const struct kvp_control_config *config,
     }
     control->config = *config;
     kvb_list_init(&control->pendings);
+    kvb_list_init(&control->questions);
     kvp_inbox_init(&control->inbox, config->queue_max, config->wake, config->wake_ctx);
     *control_p = control;
     return KVB_OK;
@@ -271,13 +275,19 @@ void kvp_control_close(struct kvp_control *control)
             kvp_inbox_reply_closed(&control->inbox, request);
         }
     }
+    kvp_objects_close(control);
+}
+
+bool kvp_control_quiet(const struct kvp_control *control)
+{
+    return kvb_list_empty(&control->questions);
 }
 
 void kvp_control_destroy(struct kvp_control *control)
 {
     if (control != NULL) {
         kvp_control_close(control); /* already done, unless the daemon never started */
-        kvb_assert(kvb_list_empty(&control->pendings));
+        kvb_assert(kvb_list_empty(&control->pendings) && kvp_control_quiet(control));
         kvp_inbox_cleanup(&control->inbox);
         free(control);
     }

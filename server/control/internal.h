@@ -7,13 +7,14 @@
 /*
  * What the files of control share. control.c: who replies when, and the table of routes; asks.c:
  * from a request to what the fleet is asked; answers.c: from its outcome to JSON; status.c:
- * instances and operations as they are; nodes.c, tenants.c: the cluster's.
+ * instances and operations as they are; nodes.c, tenants.c, objects.c: the cluster's.
  */
 
 struct kvp_control {
     struct kvp_control_config config;
     struct kvp_inbox inbox;
-    struct kvb_list pendings; /* loop thread */
+    struct kvb_list pendings;  /* loop thread */
+    struct kvb_list questions; /* loop thread: of objects */
 };
 
 /* A request whose answer comes later. */
@@ -107,6 +108,18 @@ void kvp_read_operations(struct kvp_control *control, struct kvp_request *reques
 void kvp_read_operation(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request);
+
+/* The instance a request is about; false: replied. */
+bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
+                       struct kvp_view *view_p);
+
+/* ---- objects.c ---- */
+
+void kvp_read_object(struct kvp_control *control, struct kvp_request *request);
+void kvp_remove_object(struct kvp_control *control, struct kvp_request *request);
+void kvp_pin_object(struct kvp_control *control, struct kvp_request *request);
+/* What is open is answered, and ends soon. */
+void kvp_objects_close(struct kvp_control *control);
 
 /* ---- nodes.c ---- */
 

@@ -3,6 +3,7 @@
 
 #define INSTANCE KVP_TAKES_INSTANCE
 #define P(name)  (1u << KVP_PARAM_##name)
+#define OBJECT   (P(tenant) | P(layout) | P(lineage) | P(key) | P(group) | P(part))
 
 const struct kvp_route kvp_routes[KVP_ROUTE_COUNT] = {
 #define X(...) KVP_ROUTE_ROW(KVP_ROUTE_, __VA_ARGS__)

@@ -39,7 +39,10 @@
     X(GET,  "/v1/kvplane/nodes",                list_nodes,                  READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/tenants",              list_tenants,                READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/tenants/{name}",       get_tenant,                  READ,  CONTROL, SMALL, 0) \
-    X(POST, "/v1/kvplane/tenants/{name}/reset", reset_tenant,                ADMIN, CONTROL, SMALL, 0)
+    X(POST, "/v1/kvplane/tenants/{name}/reset", reset_tenant,                ADMIN, CONTROL, SMALL, 0) \
+    X(GET,  "/v1/kvplane/objects",              get_object,                  READ,  CONTROL, SMALL, INSTANCE | OBJECT) \
+    X(POST, "/v1/kvplane/objects/remove",       remove_object,               ADMIN, CONTROL, SMALL, INSTANCE | OBJECT | P(force)) \
+    X(POST, "/v1/kvplane/objects/pin",          pin_object,                  ADMIN, CONTROL, SMALL, INSTANCE | OBJECT | P(pin))
 /* clang-format on */
 
 enum kvp_route_id {

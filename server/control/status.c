@@ -141,9 +141,8 @@ static void list_name(void *arg, const struct kvp_view *view)
     snprintf(list + used, MESSAGE_MAX - used, "%s%s", used > 0 ? ", " : "", view->instance);
 }
 
-/* The instance a request is about; false: replied. */
-static bool find_instance(struct kvp_control *control, struct kvp_request *request,
-                          struct kvp_view *view_p)
+bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
+                       struct kvp_view *view_p)
 {
     struct kvp_fleet *fleet = control->config.fleet;
     const char *name = request->instance[0] != '\0' ? request->instance : NULL;
@@ -171,7 +170,7 @@ void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *reque
 {
     struct kvp_view view;
 
-    if (find_instance(control, request, &view)) {
+    if (kvp_find_instance(control, request, &view)) {
         const char *version = view.weight_version[0] != '\0' ? view.weight_version : "default";
         kvp_control_reply(control, request, 200, json_pack("{s:s}", "weight_version", version), 0);
     }
@@ -181,7 +180,7 @@ void kvp_read_world_size(struct kvp_control *control, struct kvp_request *reques
 {
     struct kvp_view view;
 
-    if (!find_instance(control, request, &view)) {
+    if (!kvp_find_instance(control, request, &view)) {
         return;
     }
     if (!view.attached) {

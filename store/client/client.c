@@ -389,12 +389,15 @@ static kvb_status_t repeat(struct flight *flight, const struct kvs_choice *choic
     return KVB_OK;
 }
 
+/* only: where all of it goes; NULL: where it is placed. */
 static kvb_status_t create_flight(struct kvs_client *client, struct kvs_batch *batch,
-                                  struct flight **flight_p)
+                                  struct kvs_member *only, struct flight **flight_p)
 {
     const struct kvs_choice *choice = kvs_members_choice(&client->members, batch->op);
     bool every = of_every_node(batch->op);
-    size_t ncalls = every || choice->n < batch->nitems ? choice->n : batch->nitems;
+    size_t ncalls = only != NULL                         ? 1
+                    : every || choice->n < batch->nitems ? choice->n
+                                                         : batch->nitems;
     struct flight *flight = malloc(sizeof *flight + ncalls * sizeof flight->calls[0]);
     if (flight == NULL) {
         return KVB_ERR_NO_MEMORY;
@@ -403,7 +406,9 @@ static kvb_status_t create_flight(struct kvs_client *client, struct kvs_batch *b
     kvb_timer_init(&flight->bound, on_bound);
     kvb_event_init(&flight->end, on_end);
     kvb_status_t status = KVB_OK;
-    if (choice->n == 1 && (!every || client->members.n == 1)) {
+    if (only != NULL) {
+        (void)add_call(flight, only, batch, NULL, batch->nitems);
+    } else if (choice->n == 1 && (!every || client->members.n == 1)) {
         /* the common case: no placement, no copy */
         (void)add_call(flight, choice->members[0], batch, NULL, batch->nitems);
     } else if (every) {
@@ -466,7 +471,8 @@ static void send(struct flight *flight)
     }
 }
 
-kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batch)
+static kvb_status_t submit(struct kvs_client *client, struct kvs_batch *batch,
+                           struct kvs_member *only)
 {
     if (batch->nitems == 0 || batch->space->tenant[0] == '\0') {
         return KVB_ERR_INVALID;
@@ -475,7 +481,7 @@ kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batc
         return KVB_ERR_AGAIN;
     }
     struct flight *flight;
-    kvb_status_t status = create_flight(client, batch, &flight);
+    kvb_status_t status = create_flight(client, batch, only, &flight);
     if (status != KVB_OK) {
         return status;
     }
@@ -488,6 +494,24 @@ kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batc
     send(flight);
     arm(flight);
     return KVB_OK;
+}
+
+kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batch)
+{
+    return submit(client, batch, NULL);
+}
+
+kvb_status_t kvs_client_submit_to(struct kvs_client *client, const char *name,
+                                  struct kvs_batch *batch)
+{
+    struct kvs_member *member = kvs_members_find(&client->members, name);
+    if (member == NULL) {
+        return KVB_ERR_NOT_FOUND;
+    }
+    if (!kvs_health_may_ask(&member->health, kvb_now_ns(client->sched->clock))) {
+        return KVB_ERR_UNAVAILABLE;
+    }
+    return submit(client, batch, member);
 }
 
 void kvs_client_cancel(struct kvs_batch *batch, uint64_t stop_deadline_ns)

@@ -68,7 +68,7 @@ class Cluster(harness.Case):
         shown = self.status(far).stdout
         self.assertIn("cluster: coordinator etcd, 3 of 3 nodes up", shown)
         for name in ("near", "store-0", "store-1"):
-            self.assertRegex(shown, rf"(?m)^  {name} +127\.0\.0\.1:\d+ +up +64 MiB ")
+            self.assertRegex(shown, rf"(?m)^  {name} +127\.0\.0\.1:\d+ +up +\S+ +64 MiB ")
         harness.until("instances of both daemons", lambda: all(
             f"  {name}" in self.status(far).stdout.split("instances")[1] for name in "ab"))
         self.assertRegex(shown, r"(?m)^  default +1 +[\d.]+ [KM]iB +\d+ +-$")
@@ -81,6 +81,21 @@ class Cluster(harness.Case):
                                                          "group", "part"))
         self.assertEqual(stores[0].get(f"/v1/kvplane/objects?{where}"),
                          (200, {"exists": True, "bytes": stored["bytes"]}))
+        code, found = far.get(f"/v1/kvplane/objects?{where}")
+        self.assertEqual((code, found["bytes"], found["nodes_silent"]), (200, stored["bytes"], 0))
+        self.assertEqual({node["node"]: node["result"] for node in found["nodes"]},
+                         {"store-0": "ok", "store-1": "not_found", "near": "not_found"})
+        lineage = far.instance("b")["lineage"]["id"]
+        self.assertEqual(far.get(f"/v1/kvplane/objects?key={stored['key']}")[1]["lineage"], lineage)
+        stores[1].popen.send_signal(signal.SIGSTOP)
+        code, part = far.post(f"/v1/kvplane/objects/remove?{where}&force=true")
+        stores[1].popen.send_signal(signal.SIGCONT)
+        self.assertEqual((code, part["nodes_silent"]), (503, 1), part)
+        self.assertEqual({node["node"]: node["result"] for node in part["nodes"]}["store-0"], "ok")
+        harness.until("nobody has it", lambda: far.post(
+            f"/v1/kvplane/objects/remove?{where}&force=true")[0] == 404)
+        self.assertEqual(stores[0].get(f"/v1/kvplane/objects?{where}")[0], 404)
+        there = stores[0].metric("kvplane_store_objects")
         self.assertEqual(stores[0].ok("/v1/kvplane/objects/remove?tenant=other&pattern=*"),
                          {"status": "removed", "removed": 0, "kept": 0})
         removed = stores[0].ok("/v1/kvplane/objects/remove?tenant=default&pattern=*&force=true")

@@ -215,6 +215,31 @@ Test(client, a_silent_node_is_unavailable_at_the_deadline_and_the_others_answer)
     world_close(&world);
 }
 
+Test(client, what_is_for_one_node_goes_there_wherever_it_is_placed)
+{
+    struct world world;
+    world_open(&world, NODES);
+    world.inside = true;
+    cr_assert_eq(kvs_client_submit_to(world.client, "node-9", &world.batch), KVB_ERR_NOT_FOUND);
+    cr_assert_eq(kvs_client_submit_to(world.client, "node-1", &world.batch), KVB_OK);
+    world.inside = false;
+    cr_assert(sim_run_until(&world.sim, is_done, &world, 1000));
+    cr_assert_eq(world.nodes[1].items, ITEMS);
+    cr_assert_eq(count(&world, KVB_OK), ITEMS);
+    for (uint32_t i = 0; i < NODES; i++) {
+        cr_assert_eq(world.nodes[i].calls_taken, i == 1);
+    }
+    /* One that is silent is left alone after that. */
+    world.nodes[1].answer = FAKE_SILENT;
+    world.done = 0;
+    world.batch.deadline_ns = sim_in_ms(&world.sim, 2000);
+    cr_assert_eq(kvs_client_submit_to(world.client, "node-1", &world.batch), KVB_OK);
+    cr_assert(sim_run_until(&world.sim, is_done, &world, 2000));
+    cr_assert_eq(count(&world, KVB_ERR_UNAVAILABLE), ITEMS);
+    cr_assert_eq(kvs_client_submit_to(world.client, "node-1", &world.batch), KVB_ERR_UNAVAILABLE);
+    world_close(&world);
+}
+
 Test(client, a_node_that_refuses_fails_its_items_alone)
 {
     struct world world;

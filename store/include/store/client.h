@@ -139,6 +139,11 @@ void kvs_client_each_node(const struct kvs_client *client,
  * items, or no tenant. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batch);
 
+/* The whole batch to that node, wherever its items are placed. NOT_FOUND: there is none of that
+ * name. UNAVAILABLE: it is sick, and left alone for now. Else as submit. */
+KVB_MUST_USE kvb_status_t kvs_client_submit_to(struct kvs_client *client, const char *name,
+                                               struct kvs_batch *batch);
+
 /* Items not begun complete CANCELED, running transfers are stopped by the deadline; done still
  * comes. Idempotent; a batch that is done already: no effect. */
 void kvs_client_cancel(struct kvs_batch *batch, uint64_t stop_deadline_ns);

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Objects by key alone, over nodes of a real client that do what the test says. */
+#include "control.h"
+#include "fake_fleet.h"
+#include "fake_node.h"
+#include "http/params.h"
+
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NODES = 3 };
+
+static struct sim_sched sim;
+static struct kvs_client *client;
+static struct fake_node nodes[NODES];
+static struct kvp_fleet fleet;
+static struct kvs_coordinator coordinator;
+static struct kvp_cluster cluster;
+static struct kvp_control *control;
+static uint32_t quiets;
+
+#define LINEAGE "lineage=00000000000000010000000000000001"
+#define OBJECT  "tenant=t&layout=l&" LINEAGE "&key=6b31&part=2" /* k1 */
+
+static const struct kvs_node_record records[NODES] = {
+    {.name = "n0", .capacity_bytes = 1}, {.name = "n1", .capacity_bytes = 1}, {.name = "n2"}};
+
+static void ignore(void *ctx)
+{
+    (void)ctx;
+}
+
+static void count_quiet(void *ctx)
+{
+    (void)ctx;
+    quiets++;
+}
+
+static void begin(void)
+{
+    sim_init(&sim, sim_seed(1));
+    cr_assert_eq(kvs_client_create(&sim.sched, &client), KVB_OK);
+    for (uint32_t i = 0; i < NODES; i++) {
+        fake_node_init(&nodes[i], &sim);
+        nodes[i].with = KVB_ERR_NOT_FOUND;
+        cr_assert_eq(kvs_client_add_node(client, records[i].name, &nodes[i].base, 1), KVB_OK);
+        cluster.nodes[i] = (struct kvp_cluster_node){.record = &records[i], .used = true};
+    }
+    cluster.nnodes = NODES;
+    fake_fleet_add(&fleet, "engine-0");
+    const struct kvp_control_config config = {.fleet = &fleet,
+                                              .coordinator = &coordinator,
+                                              .cluster = &cluster,
+                                              .client = client,
+                                              .sched = &sim.sched,
+                                              .clock = sim.sched.clock,
+                                              .queue_max = 4,
+                                              .wake = ignore,
+                                              .quiet = count_quiet};
+    cr_assert_eq(kvp_control_create(&config, &control), KVB_OK);
+}
+
+static void end(void)
+{
+    kvp_control_close(control);
+    sim_advance(&sim, 1000);
+    kvp_control_destroy(control);
+    kvs_client_destroy(client);
+    sim_cleanup(&sim);
+}
+
+TestSuite(objects, .init = begin, .fini = end);
+
+struct asked {
+    struct kvp_request request;
+    uint32_t replies;
+    unsigned code;
+    json_t *body;
+};
+
+static void told(struct kvp_request *request, unsigned code, json_t *body, unsigned retry_after_s)
+{
+    struct asked *asked = kvb_container_of(request, struct asked, request);
+    (void)retry_after_s;
+    asked->replies++;
+    asked->code = code;
+    asked->body = body;
+    memset(request, 0xdd, sizeof *request); /* it is gone: whoever looks at it is caught */
+}
+
+static void submit(struct asked *asked, enum kvp_route_id route, const char *query)
+{
+    struct kvp_param_error wrong;
+    memset(asked, 0, sizeof *asked);
+    asked->request.route = &kvp_routes[route];
+    asked->request.reply = told;
+    cr_assert_eq(kvp_params_read(asked->request.route, query, NULL, &asked->request.params,
+                                 asked->request.instance, &wrong),
+                 KVB_OK, "%s", wrong.message);
+    cr_assert_eq(kvp_inbox_submit(kvp_control_inbox(control), &asked->request), KVB_OK);
+    kvp_control_run(control);
+}
+
+/* The code, and "n0=ok n1=not_found …". */
+static unsigned ask(enum kvp_route_id route, const char *query, char said[256], json_t **body_p)
+{
+    struct asked asked;
+    size_t i;
+    json_t *node;
+    submit(&asked, route, query);
+    sim_advance(&sim, 10);
+    cr_assert_eq(asked.replies, 1);
+    said[0] = '\0';
+    json_array_foreach(json_object_get(asked.body, "nodes"), i, node)
+    {
+        size_t used = strlen(said);
+        snprintf(said + used, 256 - used, "%s%s=%s", i > 0 ? " " : "",
+                 json_string_value(json_object_get(node, "node")),
+                 json_string_value(json_object_get(node, "result")));
+    }
+    if (body_p != NULL) {
+        *body_p = asked.body;
+    } else {
+        json_decref(asked.body);
+    }
+    return asked.code;
+}
+
+static char said[256];
+
+Test(objects, every_node_is_asked_and_the_answer_tells_of_each)
+{
+    json_t *body;
+    nodes[1].with = KVB_OK;
+    cr_expect_eq(ask(KVP_ROUTE_get_object, OBJECT, said, &body), 200);
+    cr_expect_str_eq(said, "n0=not_found n1=ok n2=not_found");
+    json_t *want = json_loads("{\"tenant\":\"t\",\"layout\":\"l\",\"lineage\":"
+                              "\"00000000000000010000000000000001\",\"key\":\"6b31\",\"group\":0,"
+                              "\"part\":2,\"exists\":true,\"bytes\":7,\"nodes_silent\":0}",
+                              0, NULL);
+    json_object_del(body, "nodes");
+    cr_expect(json_equal(want, body));
+    json_decref(want);
+    json_decref(body);
+    for (uint32_t i = 0; i < NODES; i++) {
+        cr_expect_eq(nodes[i].calls_taken, 1);
+    }
+}
+
+/* What two nodes and a third say: what is answered. */
+Test(objects, what_some_nodes_do_not_say_is_not_taken_for_no)
+{
+    static const struct {
+        enum kvp_route_id route;
+        kvb_status_t with[NODES];
+        unsigned code;
+    } cases[] = {
+        {KVP_ROUTE_get_object, {KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND}, 404},
+        {KVP_ROUTE_get_object, {KVB_ERR_NOT_FOUND, KVB_ERR_TIMEOUT, KVB_ERR_NOT_FOUND}, 503},
+        {KVP_ROUTE_get_object, {KVB_ERR_UNAVAILABLE, KVB_OK, KVB_ERR_TIMEOUT}, 200},
+        {KVP_ROUTE_remove_object, {KVB_ERR_NOT_FOUND, KVB_OK, KVB_ERR_NOT_FOUND}, 200},
+        {KVP_ROUTE_remove_object, {KVB_ERR_NOT_FOUND, KVB_OK, KVB_ERR_UNAVAILABLE}, 503},
+        {KVP_ROUTE_remove_object, {KVB_ERR_BUSY, KVB_OK, KVB_ERR_UNAVAILABLE}, 409},
+        {KVP_ROUTE_remove_object, {KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND, KVB_ERR_NOT_FOUND}, 404},
+        {KVP_ROUTE_pin_object, {KVB_ERR_NOT_FOUND, KVB_OK, KVB_ERR_UNAVAILABLE}, 200},
+        {KVP_ROUTE_pin_object, {KVB_ERR_NOT_FOUND, KVB_ERR_TIMEOUT, KVB_ERR_NOT_FOUND}, 503},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char want[256] = "";
+        for (uint32_t n = 0; n < NODES; n++) {
+            nodes[n].with = cases[i].with[n];
+            size_t used = strlen(want);
+            snprintf(want + used, sizeof want - used, "%sn%u=%s", n > 0 ? " " : "", n,
+                     kvb_status_label(cases[i].with[n]));
+        }
+        cr_expect_eq(ask(cases[i].route, OBJECT "&pin=hard", said, NULL), cases[i].code, "case %zu",
+                     i);
+        cr_expect_str_eq(said, want);
+        sim_advance(&sim, 5000); /* a node that was left alone may be asked again */
+    }
+}
+
+Test(objects, a_node_that_is_silent_or_not_used_holds_nobody_up)
+{
+    struct asked asked;
+    nodes[0].answer = FAKE_SILENT;
+    nodes[1].with = KVB_OK;
+    cluster.nodes[2].record = &(struct kvs_node_record){.name = "unused"};
+    submit(&asked, KVP_ROUTE_get_object, OBJECT);
+    sim_advance(&sim, 1000);
+    cr_assert_eq(asked.replies, 1);
+    cr_expect_eq(asked.code, 200);
+    cr_expect_eq(json_integer_value(json_object_get(asked.body, "nodes_silent")), 2);
+    json_decref(asked.body);
+    /* It is sick by now: it is not waited for. */
+    cr_expect_eq(ask(KVP_ROUTE_get_object, OBJECT, said, NULL), 200);
+    cr_expect_str_eq(said, "n0=unavailable n1=ok unused=unavailable");
+    cluster.nnodes = 0;
+    cr_expect_eq(ask(KVP_ROUTE_get_object, OBJECT, said, NULL), 503);
+}
+
+Test(objects, what_is_not_given_of_the_namespace_is_the_instance_s)
+{
+    json_t *body;
+    nodes[1].with = KVB_OK;
+    fleet.views[0].lineage.id = (struct kvb_id){7, 9};
+    cr_expect_eq(ask(KVP_ROUTE_get_object, "key=6b31", said, &body), 200);
+    cr_expect_str_eq(json_string_value(json_object_get(body, "tenant")), "default");
+    cr_expect_str_eq(json_string_value(json_object_get(body, "layout")), "layout-1");
+    cr_expect_str_eq(json_string_value(json_object_get(body, "lineage")),
+                     "00000000000000070000000000000009");
+    json_decref(body);
+    cr_expect_eq(ask(KVP_ROUTE_get_object, "key=6b31&instance=nobody", said, NULL), 404);
+    cr_expect_eq(ask(KVP_ROUTE_get_object, OBJECT "&instance=nobody", said, NULL), 200,
+                 "nothing of it is needed");
+    fake_fleet_add(&fleet, "engine-1");
+    cr_expect_eq(ask(KVP_ROUTE_get_object, "key=6b31", said, NULL), 400);
+    cr_expect_eq(ask(KVP_ROUTE_get_object, "key=6b31&instance=engine-1", said, NULL), 200);
+    uint32_t taken = nodes[0].calls_taken;
+    cr_expect_eq(ask(KVP_ROUTE_remove_object, "instance=engine-1", said, NULL), 400, "key");
+    cr_expect_eq(ask(KVP_ROUTE_pin_object, OBJECT, said, NULL), 400, "pin");
+    cr_expect_eq(nodes[0].calls_taken, taken);
+}
+
+Test(objects, what_is_open_at_the_end_is_answered_once_and_ended)
+{
+    struct asked asked;
+    nodes[0].answer = FAKE_SILENT;
+    submit(&asked, KVP_ROUTE_get_object, OBJECT);
+    cr_expect_not(kvp_control_quiet(control));
+    quiets = 0;
+    kvp_control_close(control);
+    cr_expect_eq(asked.replies, 1);
+    cr_expect_eq(asked.code, 503);
+    json_decref(asked.body);
+    cr_expect_eq(quiets, 0, "never inside the call");
+    sim_advance(&sim, 10);
+    cr_expect(kvp_control_quiet(control));
+    cr_expect_eq(quiets, 1);
+    cr_expect_eq(asked.replies, 1);
+}
