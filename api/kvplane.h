@@ -143,8 +143,10 @@ struct kvplane_callbacks {
      * every region of them over anew by kvplane_register_region() (higher generation), then answer.
      * Also asked for a resident tag, to undo: hand the same memory over anew. */
     void (*restore)(void *ctx, struct kvplane_call *call, const char *const *tags, size_t ntags);
-    /* Compute a name over the weights really held; answer by kvplane_answer_text(). NULL: this
-     * engine has no fingerprints, which the daemon is told at attach. */
+    /* Compute a name over the weights really held; answer by kvplane_answer_text(). Every rank is
+     * asked. Ranks that answer alike name the whole model, which engines that are split otherwise
+     * share; of different answers one name is made, which only engines that are split alike can
+     * have. NULL: this engine has no fingerprints, which the daemon is told at attach. */
     void (*fingerprint)(void *ctx, struct kvplane_call *call);
     /* A weight-update call, collective_rpc, … ; answer by kvplane_answer_relay(). body is JSON
      * text, not terminated. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "control.h"
 
+#include "ranks.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -146,6 +148,11 @@ static void obey(struct kve_control *control, const json_t *command)
         say(control, json_pack("{s:I,s:s}", "id", id, "event", "ok"));
     } else if (strcmp(cmd, "fingerprint") == 0) {
         engine->fingerprinting = json_is_true(json_object_get(command, "on"));
+        if (kve_ranks_tell(engine->ranks, KVE_RANK_FINGERPRINT, 0, engine->fingerprinting,
+                           (kvplane_token){0, 0}, NULL, 0) != KVB_OK) {
+            say_error(control, id, "out of memory");
+            return;
+        }
         say(control, json_pack("{s:I,s:s}", "id", id, "event", "ok"));
     } else {
         say_error(control, id, "unknown command");
@@ -180,9 +187,11 @@ void kve_control_tell(struct kve_control *control)
 {
     const struct kve_engine *engine = control->engine;
 
-    if (engine->attached != control->told_attached) {
-        control->told_attached = engine->attached;
-        say(control, json_pack("{s:s}", "event", engine->attached ? "attached" : "detached"));
+    bool attached = kve_engine_attached(engine);
+
+    if (attached != control->told_attached) {
+        control->told_attached = attached;
+        say(control, json_pack("{s:s}", "event", attached ? "attached" : "detached"));
     }
     if (engine->refused && !control->told_refused) {
         control->told_refused = true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine.h"
+#include "ranks.h"
 
 #include "base/assert.h"
 
@@ -76,7 +76,8 @@ json_t *kve_engine_stats(struct kve_engine *engine)
     failed |= json_object_set_new(object, "blocks_held", json_integer(kve_pool_held(engine->pool)));
     failed |=
         json_object_set_new(object, "blocks_cached", json_integer(kve_pool_cached(engine->pool)));
-    failed |= json_object_set_new(object, "attached", json_boolean(engine->attached));
+    failed |= json_object_set_new(object, "attached", json_boolean(kve_engine_attached(engine)));
+    failed |= json_object_set_new(object, "rank_pids", kve_ranks_pids(engine->ranks));
     failed |= json_object_set_new(object, "paused", json_boolean(engine->paused));
     failed |= json_object_set_new(object, "weights_id",
                                   json_integer((json_int_t)kve_weights_held(engine)));
@@ -161,6 +162,10 @@ void kve_engine_see_weights(struct kve_engine *engine, uint64_t id)
         engine->nseen--;
     }
     engine->seen[engine->nseen++] = id;
+    if (kve_ranks_tell(engine->ranks, KVE_RANK_SEE, 0, id, (kvplane_token){0, 0}, NULL, 0) !=
+        KVB_OK) {
+        engine->counts.errors++;
+    }
 }
 
 /* ---- the handle ---- */
@@ -169,7 +174,7 @@ static kvb_status_t create_memory(struct kve_engine *engine)
 {
     const struct kve_engine_options *options = &engine->options;
     kvb_status_t status = kve_memory_init(&engine->kv_cache, options->instance, "kv_cache",
-                                          options->block_bytes * options->nblocks);
+                                          kve_parts_bytes(options) * options->nblocks);
 
     if (status == KVB_OK) {
         status =
@@ -182,7 +187,7 @@ static kvb_status_t create_memory(struct kve_engine *engine)
         status = kve_memory_map(&engine->weights);
     }
     if (status == KVB_OK) {
-        status = kve_pool_create(engine->kv_cache.base, options->nblocks, options->block_bytes,
+        status = kve_pool_create(engine->kv_cache.base, options->nblocks, kve_parts_bytes(options),
                                  &engine->pool);
     }
     return status;
@@ -190,13 +195,20 @@ static kvb_status_t create_memory(struct kve_engine *engine)
 
 static kvb_status_t create_scratch(struct kve_engine *engine)
 {
+    const size_t most = KVE_TRACE_BLOCKS_MAX;
+    const uint32_t parts = kve_parts(&engine->options);
+
     engine->block_tokens = calloc(engine->options.nblocks, sizeof *engine->block_tokens);
-    engine->entries = calloc(KVE_TRACE_BLOCKS_MAX, sizeof *engine->entries);
-    engine->slices = calloc(KVE_TRACE_BLOCKS_MAX, sizeof *engine->slices);
-    engine->keys = calloc(KVE_TRACE_BLOCKS_MAX, sizeof *engine->keys);
-    engine->key_text = calloc(KVE_TRACE_BLOCKS_MAX, sizeof *engine->key_text);
+    engine->entries = calloc(most * parts, sizeof *engine->entries);
+    engine->slices = calloc(2 * most * parts, sizeof *engine->slices);
+    engine->keys = calloc(most, sizeof *engine->keys);
+    engine->key_text = calloc(2 * most, sizeof *engine->key_text);
+    engine->blocks = calloc(most, sizeof *engine->blocks);
+    engine->results = calloc(most, sizeof *engine->results);
+    engine->part_bytes = malloc(kve_parts_bytes(&engine->options));
     return engine->block_tokens != NULL && engine->entries != NULL && engine->slices != NULL &&
-                   engine->keys != NULL && engine->key_text != NULL
+                   engine->keys != NULL && engine->key_text != NULL && engine->blocks != NULL &&
+                   engine->results != NULL && engine->part_bytes != NULL
                ? KVB_OK
                : KVB_ERR_NO_MEMORY;
 }
@@ -211,6 +223,11 @@ static kvb_status_t open_link(struct kve_engine *engine)
         .layout = engine->layout,
         .weights_name = options->weights_name,
         .block_tokens = KVE_TRACE_BLOCK_TOKENS,
+        .roles = options->rank == 0 ? KVPLANE_ROLE_BOTH : KVPLANE_ROLE_WORKER,
+        .rank = options->rank,
+        .world_size = kve_world(options),
+        .tp_size = options->tp,
+        .store_tp_size = options->store_tp,
         .tracks_lineage = options->tracks_lineage,
         .callbacks = &kve_callbacks,
         .ctx = engine,
@@ -236,6 +253,8 @@ kvb_status_t kve_engine_create(const struct kve_engine_options *options,
         return KVB_ERR_NO_MEMORY;
     }
     engine->options = *options;
+    engine->options.tp = options->tp == 0 ? 1 : options->tp;
+    engine->options.pp = options->pp == 0 ? 1 : options->pp;
     engine->kv_cache.fd = engine->kv_cache.aside_fd = -1;
     engine->weights.fd = engine->weights.aside_fd = -1;
     engine->fingerprinting = options->fingerprint;
@@ -282,6 +301,9 @@ void kve_engine_destroy(struct kve_engine *engine)
     free(engine->slices);
     free(engine->keys);
     free(engine->key_text);
+    free(engine->blocks);
+    free(engine->results);
+    free(engine->part_bytes);
     free(engine);
 }
 
@@ -292,8 +314,9 @@ static void report(struct kve_engine *engine)
     uint32_t running, waiting, loading, held = kve_pool_held(engine->pool);
 
     kve_requests_load(engine, &running, &waiting, &loading);
-    if (!engine->attached || (running == engine->told_running && waiting == engine->told_waiting &&
-                              loading == engine->told_loading && held == engine->told_held)) {
+    if (engine->options.rank != 0 || !engine->attached ||
+        (running == engine->told_running && waiting == engine->told_waiting &&
+         loading == engine->told_loading && held == engine->told_held)) {
         return;
     }
     if (kvplane_report(engine->kv, running, waiting, loading, held) == KVPLANE_OK) {
@@ -302,6 +325,11 @@ static void report(struct kve_engine *engine)
         engine->told_loading = loading;
         engine->told_held = held;
     }
+}
+
+bool kve_engine_attached(const struct kve_engine *engine)
+{
+    return engine->attached && kve_ranks_attached(engine->ranks);
 }
 
 int kve_engine_turn(struct kve_engine *engine)
@@ -313,6 +341,7 @@ int kve_engine_turn(struct kve_engine *engine)
         engine->lost = kvplane_reattach(engine->kv) != KVPLANE_OK; /* then with back-off */
     }
     engine->changed = false;
+    engine->broken = kve_ranks_turn(engine->ranks, engine) != KVB_OK;
     kve_requests_turn(engine, &more);
     kve_lifecycle_turn(engine);
     report(engine);

@@ -25,6 +25,8 @@
  *   lifecycle.c  what the daemon asks: pause, reset, release, restore …
  *   relay.c      weight updates and other relayed calls
  *   control.c    the rehearsal's own channel
+ *   parts.c      which bytes of a block one rank holds
+ *   ranks.c      the other ranks: processes that do with their parts what this one does
  *
  * One thread owns all of it. Request states:
  */
@@ -141,6 +143,9 @@ struct kve_request {
     const struct kve_trace_request *trace;
     uint32_t nlocal, nhit;
     uint32_t ncomputed;
+    uint32_t left;           /* ranks, this one too, whose part of the transfer has not ended */
+    uint32_t unacked;        /* of what other ranks were told of it */
+    int *results;            /* of the transfer's blocks, over the ranks that have ended it */
     struct kve_slot slots[]; /* trace->nblocks; block KVE_NO_BLOCK: none yet */
 };
 
@@ -150,7 +155,11 @@ struct kve_engine_options {
     const char *socket;       /* NULL: $KVPLANE_SOCKET */
     const char *weights_name; /* version it says it was started with; NULL */
     uint64_t weights;         /* id of the weights it is started with */
-    size_t block_bytes;
+    size_t block_bytes;       /* of all ranks of one stage */
+    uint32_t tp, pp;          /* ranks of a stage, stages */
+    uint32_t store_tp;        /* parts of a stage's block in the store; 0: each rank its own */
+    uint32_t rank;
+    int control_fd; /* -1: none; other ranks close it */
     uint32_t nblocks;
     size_t weights_bytes;
     uint32_t max_running;
@@ -161,15 +170,20 @@ struct kve_engine_options {
 };
 
 #define KVE_WEIGHTS_SEEN_MAX 4096
+#define KVE_KEY_TEXT         20
+
+struct kve_ranks;
 
 struct kve_engine {
     struct kve_engine_options options;
     struct kvplane *kv;
+    struct kve_ranks *ranks; /* the others; NULL: none. Borrowed */
     char layout[64];
     bool attached;
     bool lost;    /* the daemon went away: attach again */
     bool refused; /* the daemon does not want it: last_error says why */
     bool closing;
+    bool broken;      /* another rank is gone: it cannot go on */
     bool changed;     /* a callback has run: what waits may be able to go on */
     uint64_t session; /* grows when the daemon's open calls become void */
 
@@ -209,13 +223,18 @@ struct kve_engine {
     struct kvplane_entry *entries;
     struct kvplane_slice *slices;
     struct kvplane_key *keys;
-    char (*key_text)[20];
+    char (*key_text)[KVE_KEY_TEXT]; /* two for each block: its key and its placement's */
+    struct kve_block_of *blocks;
+    int *results;
+    unsigned char *part_bytes; /* one part, in one piece */
 };
 
 /* Maps its memory, writes the first weights, opens the link. INVALID, NO_MEMORY, IO; why is
  * printed. */
 KVB_MUST_USE kvb_status_t kve_engine_create(const struct kve_engine_options *options,
                                             struct kve_engine **engine_p);
+/* Every rank's session is. */
+bool kve_engine_attached(const struct kve_engine *engine);
 void kve_engine_destroy(struct kve_engine *engine);
 
 /* Does what can be done now. Returns how long it may sleep at most, ms; 0: there is more to do, -1:

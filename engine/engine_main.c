@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "control.h"
 #include "options.h"
+#include "ranks.h"
 
 #include "base/clock.h"
-#include "engine.h"
 #include "engine/main.h"
 
 #include <errno.h>
@@ -16,10 +16,15 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#define RANKS_MAX (KVE_WORLD_MAX - 1)
+
 enum setting {
     SET_INSTANCE,
     SET_TENANT,
     SET_SOCKET,
+    SET_TP,
+    SET_PP,
+    SET_STORE_TP,
     SET_BLOCK_BYTES,
     SET_BLOCKS,
     SET_WEIGHTS_BYTES,
@@ -41,7 +46,10 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_INSTANCE] = {"instance", "NAME", "engine", "name of this instance"},
     [SET_TENANT] = {"tenant", "NAME", "default", "whose objects these are"},
     [SET_SOCKET] = {"socket", "PATH", "$KVPLANE_SOCKET", "the daemon's engine socket"},
-    [SET_BLOCK_BYTES] = {"block-bytes", "N", "16384", "bytes of one KV block"},
+    [SET_TP] = {"tp", "N", "1", "ranks of a pipeline stage, each a process"},
+    [SET_PP] = {"pp", "N", "1", "pipeline stages"},
+    [SET_STORE_TP] = {"store-tp", "N", "none", "parts of a stage's block, as other tp share them"},
+    [SET_BLOCK_BYTES] = {"block-bytes", "N", "16384", "bytes of a stage's KV block"},
     [SET_BLOCKS] = {"blocks", "N", "2048", "blocks of the KV cache"},
     [SET_WEIGHTS_BYTES] = {"weights-bytes", "N", "4194304", "bytes of the weights"},
     [SET_WEIGHTS_ID] = {"weights-id", "N", "1", "which weights it starts with"},
@@ -64,7 +72,6 @@ struct settings {
     uint32_t requests;
     uint64_t seed;
     double speed; /* negative: idle */
-    int control_fd;
     bool help;
 };
 
@@ -85,6 +92,12 @@ static bool take(void *ctx, size_t i, const char *value)
     case SET_SOCKET:
         engine->socket = value;
         return true;
+    case SET_TP:
+        return kve_option_number32(value, 1, 64, &engine->tp);
+    case SET_PP:
+        return kve_option_number32(value, 1, 64, &engine->pp);
+    case SET_STORE_TP:
+        return kve_option_number32(value, 1, 64, &engine->store_tp);
     case SET_BLOCK_BYTES:
         if (!kve_option_number(value, 64, 1u << 30, &n)) {
             return false;
@@ -128,7 +141,7 @@ static bool take(void *ctx, size_t i, const char *value)
         if (!kve_option_number(value, 0, 1u << 20, &n)) {
             return false;
         }
-        settings->control_fd = (int)n;
+        engine->control_fd = (int)n;
         return true;
     case SET_HELP:
         settings->help = true;
@@ -162,7 +175,7 @@ static int replay_turn(struct replay *replay, struct kve_engine *engine)
     double speed = replay->settings->speed;
     uint64_t now_ns = kvb_now_ns(&kvb_clock_real);
 
-    if (speed < 0 || !engine->attached) {
+    if (speed < 0 || !kve_engine_attached(engine)) {
         return -1;
     }
     if (replay->started_ns == 0) {
@@ -216,10 +229,10 @@ static int loop(struct kve_engine *engine, const struct settings *settings, stru
     bool waiting = false;
 
     for (;;) {
-        struct pollfd fds[] = {
+        struct pollfd fds[3 + RANKS_MAX] = {
             {.fd = signals, .events = POLLIN},
             {.fd = kvplane_fd(engine->kv), .events = POLLIN},
-            {.fd = control == NULL ? -1 : settings->control_fd, .events = POLLIN},
+            {.fd = control == NULL ? -1 : settings->engine.control_fd, .events = POLLIN},
         };
         int wait_ms = replay_turn(replay, engine);
 
@@ -230,7 +243,8 @@ static int loop(struct kve_engine *engine, const struct settings *settings, stru
             fprintf(stderr, "engine %s: refused: %s\n", engine->options.instance,
                     kvplane_last_error(engine->kv));
             return 1;
-        } else if (waiting != (!engine->attached && kvplane_last_error(engine->kv)[0] != '\0')) {
+        } else if (waiting !=
+                   (!kve_engine_attached(engine) && kvplane_last_error(engine->kv)[0] != '\0')) {
             waiting = !waiting;
             fprintf(stderr, "engine %s: %s%s\n", engine->options.instance,
                     waiting ? "waiting for its daemon: " : "attached",
@@ -240,7 +254,11 @@ static int loop(struct kve_engine *engine, const struct settings *settings, stru
             told = true;
             print_result(engine);
         }
-        if (poll(fds, 3, wait_ms) < 0 && errno != EINTR) {
+        if (engine->broken) {
+            return 1;
+        }
+        size_t n = 3 + kve_ranks_poll(engine->ranks, fds + 3, RANKS_MAX);
+        if (poll(fds, n, wait_ms) < 0 && errno != EINTR) {
             fprintf(stderr, "engine %s: poll: %m\n", engine->options.instance);
             return 1;
         }
@@ -255,6 +273,7 @@ static int loop(struct kve_engine *engine, const struct settings *settings, stru
 
 static int run_engine(struct settings *settings)
 {
+    struct kve_ranks *ranks = NULL;
     struct kve_engine *engine;
     struct kve_control *control = NULL;
     /* outlives the engine: what is in flight at the end is counted when the engine goes */
@@ -272,18 +291,22 @@ static int run_engine(struct settings *settings)
         fprintf(stderr, "kvplane engine: signalfd: %m\n");
         return 1;
     }
-    if (kve_engine_create(&settings->engine, &engine) != KVB_OK) {
+    if (kve_ranks_start(&settings->engine, &ranks) != KVB_OK ||
+        kve_engine_create(&settings->engine, &engine) != KVB_OK) {
         fprintf(stderr, "kvplane engine: could not start\n");
+        kve_ranks_stop(ranks);
         close(signals);
         return 1;
     }
-    if (settings->control_fd >= 0) {
-        control = kve_control_create(engine, settings->control_fd);
+    engine->ranks = ranks;
+    if (settings->engine.control_fd >= 0) {
+        control = kve_control_create(engine, settings->engine.control_fd);
     }
-    if (settings->control_fd < 0 || control != NULL) {
+    if (settings->engine.control_fd < 0 || control != NULL) {
         code = loop(engine, settings, &replay, control, signals);
     }
     kve_engine_destroy(engine);
+    kve_ranks_stop(ranks);
     if (control != NULL) {
         kve_control_destroy(control);
     }
@@ -300,11 +323,13 @@ int kve_engine_main(int argc, char **argv)
                    .block_bytes = 16384,
                    .nblocks = 2048,
                    .weights_bytes = 4u << 20,
-                   .max_running = 8},
+                   .max_running = 8,
+                   .tp = 1,
+                   .pp = 1,
+                   .control_fd = -1},
         .requests = 1000,
         .seed = 1,
         .speed = -1,
-        .control_fd = -1,
     };
     struct kve_trace trace;
     struct kve_trace_error error;
@@ -321,6 +346,9 @@ int kve_engine_main(int argc, char **argv)
                "or replays a trace.\n\n");
         kve_options_help(options, SET_COUNT);
         return 0;
+    }
+    if (kve_parts_check(&settings.engine) != KVB_OK) {
+        return 2;
     }
     if (settings.trace_path != NULL) {
         status = kve_trace_load(settings.trace_path, settings.requests, &trace, &error);

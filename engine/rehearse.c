@@ -23,6 +23,7 @@ enum setting {
     SET_SEED,
     SET_JSON,
     SET_FAULT,
+    SET_TP,
     SET_CLUSTER,
     SET_HAPPENS,
     SET_SECONDS,
@@ -41,6 +42,7 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_SEED] = {"seed", "N", "$KVPLANE_SEED or 1", "of all that is drawn"},
     [SET_JSON] = {"json", NULL, "", "a line of JSON for each step, and one at the end"},
     [SET_FAULT] = {"fault", "NAME", "", "take a protection out and see it fail; list: which"},
+    [SET_TP] = {"tp", "N", "1", "ranks of engine A; engine B has one and shares its blocks"},
     [SET_CLUSTER] = {"cluster", NULL, "",
                      "etcd of three, three store nodes, a daemon beside each engine"},
     [SET_HAPPENS] = {"cluster-fault", "NAME", "all",
@@ -82,6 +84,8 @@ static bool take(void *ctx, size_t i, const char *value)
     case SET_FAULT:
         r->fault = value;
         return true;
+    case SET_TP:
+        return kve_option_number32(value, 1, 64, &r->tp);
     case SET_CLUSTER:
         r->cluster = true;
         return true;

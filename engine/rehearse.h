@@ -140,6 +140,7 @@ struct kve_rehearsal {
     bool cluster;
     const char *happening;    /* NULL: all, in turn */
     uint32_t happens_seconds; /* how long; 0: as the list above says */
+    uint32_t tp;              /* ranks of engine A, and parts of a stored block; B has one rank */
     uint32_t share_mib;       /* of each daemon of a cluster; 0: none */
     uint32_t nmembers;        /* of etcd */
     uint32_t nstores;         /* of a cluster */

@@ -312,6 +312,10 @@ void kve_side_engine_args(struct kve_rehearsal *r, struct kve_side *side, bool f
     arg(engine, "--requests=%" PRIu32, r->requests);
     arg(engine, "--seed=%" PRIu64, r->seed);
     arg(engine, "--control=%d", KVE_CHILD_FD);
+    if (r->tp > 1) {
+        arg(engine, "--tp=%" PRIu32, side == &r->a ? r->tp : 1);
+        arg(engine, "--store-tp=%" PRIu32, r->tp);
+    }
     if (r->fault != NULL) {
         arg(engine, "--max-running=16"); /* many at a time: most of them are held */
     }

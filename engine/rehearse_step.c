@@ -10,6 +10,7 @@
  * from the store alone: by whoever ran it, and by the other one if both hold the same weights under
  * one name.
  */
+#include "parts.h"
 #include "rehearse.h"
 
 #include "base/clock.h"
@@ -402,15 +403,24 @@ static bool await_open(struct kve_rehearsal *r, struct kve_side *side)
 
 static bool region_bytes(struct kve_rehearsal *r, const char *tag, uint64_t *bytes_p)
 {
-    pid_t pids[KVE_PROCESSES_MAX];
+    pid_t pids[KVE_PROCESSES_MAX + KVE_WORLD_MAX];
     size_t npids = 0;
     char prefix[64];
+    json_t *stats;
 
     for (uint32_t i = 0; i < r->stage.nprocesses; i++) {
         if (r->stage.processes[i].child.pid > 0) {
             pids[npids++] = r->stage.processes[i].child.pid;
         }
     }
+    if (!kve_side_stats(r, &r->a, &stats)) {
+        return false;
+    }
+    const json_t *ranks = json_object_get(stats, "rank_pids");
+    for (size_t i = 1; i < json_array_size(ranks) && i < KVE_WORLD_MAX; i++) {
+        pids[npids++] = (pid_t)json_integer_value(json_array_get(ranks, i));
+    }
+    json_decref(stats);
     snprintf(prefix, sizeof prefix, "kve-%s-%s", r->a.instance, tag);
     if (kve_kernel_memfd_bytes(pids, npids, prefix, bytes_p) != KVB_OK) {
         return kve_rehearse_fail(r, "cannot read /proc of the processes");

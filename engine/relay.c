@@ -5,7 +5,7 @@
  * has an effect that can be seen. New weights come as an id: in update_info, in kwargs, or, if
  * none is given, as the next number. kvplane passes that on unread.
  */
-#include "engine.h"
+#include "parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,7 +124,8 @@ static void weight_info(const struct relayed *relayed)
 
 static void get_world_size(const struct relayed *relayed)
 {
-    reply(relayed, false, json_pack("{s:i}", "world_size", 1));
+    reply(relayed, false,
+          json_pack("{s:i}", "world_size", (int)kve_world(&relayed->engine->options)));
 }
 
 static void abort_requests(const struct relayed *relayed)
@@ -170,6 +171,11 @@ static void run(const struct relayed *relayed)
     struct kve_run *started;
     kvb_status_t status = KVB_ERR_INVALID;
 
+    if (relayed->engine->options.rank != 0) { /* rank 0 tells it what to do */
+        free(copy);
+        reply(relayed, false, json_pack("{s:[n]}", "results"));
+        return;
+    }
     if (copy == NULL) {
         refuse(relayed, KVPLANE_ERR_NO_MEMORY, "out of memory");
         return;

@@ -10,9 +10,10 @@
  * computed or was given is judged against the weights the engine holds at that moment; only a
  * request kept across an update goes on with blocks of the old weights, and only for itself.
  */
+#include "ranks.h"
+
 #include "base/assert.h"
 #include "base/faults.h"
-#include "engine.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -33,11 +34,6 @@ static uint64_t key_of(const struct kve_request *request, uint32_t i)
     return request->trace->blocks[i];
 }
 
-static size_t key_text(uint64_t key, char out[20])
-{
-    return (size_t)snprintf(out, 20, "b%016" PRIx64, key);
-}
-
 static bool same_token(kvplane_token a, kvplane_token b)
 {
     return a.hi == b.hi && a.lo == b.lo;
@@ -55,18 +51,41 @@ static bool frozen(const struct kve_engine *engine)
 
 /* ---- bytes ---- */
 
-static struct kve_pattern_source source_of(const struct kve_request *request, uint32_t i,
-                                           uint64_t weights, char text[20])
+static struct kve_block_of block_of(const struct kve_request *request, uint32_t i)
 {
-    const struct kve_engine *engine = request->engine;
-
-    return (struct kve_pattern_source){
-        .tenant = engine->options.tenant,
-        .layout = engine->layout,
-        .weights = weights,
-        .key = text,
-        .key_len = key_text(key_of(request, i), text),
+    return (struct kve_block_of){
+        .key = key_of(request, i),
+        .placement = key_of(request, (uint32_t)kvplane_placement(i, KVE_TRACE_BLOCK_TOKENS)),
+        .weights = request->slots[i].weights,
+        .block = request->slots[i].block,
     };
+}
+
+/* The other ranks do the same with their parts of the engine's scratch blocks. */
+static bool tell_ranks(struct kve_request *request, enum kve_rank_command command, uint32_t n)
+{
+    struct kve_engine *engine = request->engine;
+    uint32_t others = kve_ranks_count(engine->ranks);
+
+    if (others == 0 || n == 0) {
+        return true;
+    }
+    if (kve_ranks_tell(engine->ranks, command, request->number, 0, request->token, engine->blocks,
+                       n) != KVB_OK) {
+        COUNT(request, errors, 1);
+        return false;
+    }
+    request->unacked += others;
+    return true;
+}
+
+/* ... with the blocks of slots [0, n). */
+static void check_on_ranks(struct kve_request *request, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        request->engine->blocks[i] = block_of(request, i);
+    }
+    (void)tell_ranks(request, KVE_RANK_CHECK, n);
 }
 
 static void tell_story(const struct kve_request *request, uint32_t i, const char *where,
@@ -92,25 +111,19 @@ static void tell_story(const struct kve_request *request, uint32_t i, const char
         kve_verdict_text(finding->verdict), engine->options.instance, request->number,
         request->index, i, request->trace->nblocks, key_of(request, i), where, weights,
         finding->offset, finding->got, finding->expected, finding->bad_bytes,
-        engine->options.block_bytes, whose, engine->kv_cache.generation, request->token.hi,
+        kve_parts_bytes(&engine->options), whose, engine->kv_cache.generation, request->token.hi,
         kvplane_get_token(engine->kv).hi);
 }
 
-/* True: the bytes are right. */
+/* True: the bytes of this rank's part are right. */
 static bool judge(struct kve_request *request, uint32_t i, const char *where)
 {
     struct kve_engine *engine = request->engine;
-    struct kve_slot *slot = &request->slots[i];
-    struct kve_finding finding = {.verdict = KVE_TORN};
-    char text[20];
-    struct kve_pattern_source source = source_of(request, i, slot->weights, text);
-    enum kve_verdict verdict = KVE_TORN;
+    const struct kve_block_of what = block_of(request, i);
+    struct kve_finding finding;
+    enum kve_verdict verdict = kve_parts_judge(engine, &what, &finding);
 
-    if (engine->kv_cache.fd >= 0) {
-        verdict =
-            kve_pattern_check(&source, kve_pool_bytes(engine->pool, slot->block),
-                              engine->options.block_bytes, engine->seen, engine->nseen, &finding);
-    } else {
+    if (engine->kv_cache.fd < 0) {
         where = "memory that is not mapped";
     }
     COUNT(request, blocks_checked, 1);
@@ -119,7 +132,7 @@ static bool judge(struct kve_request *request, uint32_t i, const char *where)
     }
     COUNT(request, stale, verdict == KVE_STALE);
     COUNT(request, torn, verdict == KVE_TORN);
-    tell_story(request, i, where, slot->weights, &finding);
+    tell_story(request, i, where, what.weights, &finding);
     return false;
 }
 
@@ -150,6 +163,7 @@ static void end(struct kve_request *request)
 
     give_back(request);
     kvb_list_remove(&request->link);
+    free(request->results);
     free(request);
     if (--run->left > 0) {
         note_stalled(run);
@@ -253,9 +267,11 @@ static bool begin(struct kve_request *request)
         request->slots[i].weights = kve_weights_held(engine);
         (void)judge(request, i, "the local prefix cache");
     }
+    check_on_ranks(request, request->nlocal);
     request->nhit = 0;
     request->ncomputed = 0;
-    request->state = request->nlocal < n && engine->attached ? KVE_NEED_LOOKUP : KVE_RUNNING;
+    request->state =
+        request->nlocal < n && kve_engine_attached(engine) ? KVE_NEED_LOOKUP : KVE_RUNNING;
     kvb_list_remove(&request->link);
     kvb_list_push_back(&engine->active, &request->link);
     engine->nwaiting--;
@@ -314,28 +330,35 @@ static void on_lookup(void *arg, int result, const uint32_t *hits, size_t ngroup
     request->state = found > 0 ? KVE_NEED_GET : KVE_RUNNING;
 }
 
-static void on_get(void *arg, const int *results, size_t n)
+/* ---- a transfer: every rank moves its part, and it has ended when the last of them has ---- */
+
+static void merge(struct kve_request *request, const int *results, size_t n)
 {
-    struct kve_request *request = arg;
+    for (size_t i = 0; i < n; i++) {
+        request->results[i] = kve_parts_worse(request->results[i], results[i]);
+    }
+}
+
+static void get_ended(struct kve_request *request)
+{
     struct kve_engine *engine = request->engine;
 
-    kvb_assert(n == request->nhit);
-    engine->changed = true;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < request->nhit; i++) {
         struct kve_slot *slot = &request->slots[request->nlocal + i];
-        COUNT(request, caught, caught(results[i]));
-        if (results[i] != KVPLANE_OK) {
-            missed(request, results[i], 1);
+        int result = request->results[i];
+        COUNT(request, caught, caught(result));
+        if (result != KVPLANE_OK && result != KVE_RANK_BAD) {
+            missed(request, result, 1);
             continue;
         }
         COUNT(request, hits, 1);
-        COUNT(request, bytes_got, engine->options.block_bytes);
+        COUNT(request, bytes_got, engine->options.block_bytes * engine->options.pp);
         if (request->dead || request->again) {
             continue; /* it came, and nobody reads it */
         }
         slot->from = KVE_FROM_STORE;
         slot->weights = kve_weights_held(engine);
-        if (!judge(request, request->nlocal + i, "the store")) {
+        if (!judge(request, request->nlocal + i, "the store") || result == KVE_RANK_BAD) {
             slot->from = KVE_FROM_NOWHERE; /* told; computed, so that one mistake counts once */
         }
     }
@@ -344,67 +367,162 @@ static void on_get(void *arg, const int *results, size_t n)
     }
 }
 
-/* Fills the engine's scratch with the entries of slots [from, from + n) that `wanted` says. */
-static size_t fill_entries(struct kve_request *request, uint32_t from, uint32_t n,
-                           uint32_t wanted_from)
+static void end_if_all_is_told(struct kve_request *request)
+{
+    if (request->state == KVE_STORING && request->left == 0 && request->unacked == 0) {
+        end(request);
+    }
+}
+
+static void put_ended(struct kve_request *request)
+{
+    const struct kve_engine_options *options = &request->engine->options;
+
+    for (size_t i = 0; i < request->ncomputed; i++) {
+        int result = request->results[i];
+        bool stored = result == KVPLANE_OK || result == KVPLANE_ERR_EXISTS;
+        COUNT(request, stored, stored);
+        COUNT(request, bytes_put, result == KVPLANE_OK ? options->block_bytes * options->pp : 0);
+        COUNT(request, put_fenced, result == KVPLANE_ERR_FENCED);
+        COUNT(request, put_dropped, !stored && result != KVPLANE_ERR_FENCED);
+        COUNT(request, caught, caught(result));
+    }
+    end_if_all_is_told(request);
+}
+
+static void part_ended(struct kve_request *request)
+{
+    request->engine->changed = true;
+    if (--request->left > 0) {
+        return;
+    }
+    if (request->state == KVE_LOADING) {
+        get_ended(request);
+    } else {
+        put_ended(request);
+    }
+}
+
+static void on_transfer(void *arg, const int *results, size_t n)
+{
+    struct kve_request *request = arg;
+    struct kve_engine *engine = request->engine;
+    size_t nblocks = n / kve_parts(&engine->options);
+
+    kvb_assert(nblocks == (request->state == KVE_LOADING ? request->nhit : request->ncomputed));
+    kve_parts_results(engine, results, nblocks, engine->results);
+    merge(request, engine->results, nblocks);
+    part_ended(request);
+}
+
+void kve_request_told(struct kve_engine *engine, const struct kve_rank_message *message)
+{
+    struct kve_request *request = NULL;
+
+    engine->changed = true;
+    kvb_list_each(&engine->active, link)
+    {
+        struct kve_request *each = kvb_container_of(link, struct kve_request, link);
+        request = each->number == message->request ? each : request;
+    }
+    kvb_list_each(&engine->waiting, link)
+    {
+        struct kve_request *each = kvb_container_of(link, struct kve_request, link);
+        request = each->number == message->request ? each : request;
+    }
+    if (engine->story[0] == '\0') {
+        memcpy(engine->story, message->story, sizeof engine->story);
+    }
+    if (request == NULL) { /* it ended as aborted meanwhile */
+        engine->counts.blocks_checked += message->checked;
+        engine->counts.stale += message->stale;
+        engine->counts.torn += message->torn;
+        return;
+    }
+    COUNT(request, blocks_checked, message->checked);
+    COUNT(request, stale, message->stale);
+    COUNT(request, torn, message->torn);
+    if (message->command == KVE_RANK_ACK) {
+        request->unacked--;
+        end_if_all_is_told(request);
+        return;
+    }
+    for (uint32_t i = 0; i < message->n; i++) {
+        engine->results[i] = message->blocks[i].result;
+    }
+    merge(request, engine->results, message->n);
+    part_ended(request);
+}
+
+/* Puts slots [from, from + n) that are from there into the engine's scratch. */
+static uint32_t choose(struct kve_request *request, uint32_t from, uint32_t n, uint32_t wanted_from)
+{
+    uint32_t chosen = 0;
+
+    for (uint32_t i = from; i < from + n; i++) {
+        if (request->slots[i].from == wanted_from) {
+            request->engine->blocks[chosen++] = block_of(request, i);
+        }
+    }
+    return chosen;
+}
+
+/* Asks for the chosen blocks on every rank, this one first: what it refuses nobody begins. */
+static int ask_transfer(struct kve_request *request, bool get, uint32_t n)
 {
     struct kve_engine *engine = request->engine;
-    size_t entries = 0;
+    int *results = calloc(n + 1, sizeof *results);
+    size_t entries = kve_parts_entries(engine, engine->blocks, n, request->token);
 
-    for (uint32_t i = 0; i < request->trace->nblocks; i++) {
-        engine->keys[i].key = engine->key_text[i];
-        engine->keys[i].len = key_text(key_of(request, i), engine->key_text[i]);
-        const struct kvplane_key *leader =
-            &engine->keys[kvplane_placement(i, KVE_TRACE_BLOCK_TOKENS)];
-        engine->keys[i].placement = leader->key;
-        engine->keys[i].placement_len = leader->len;
+    if (results == NULL) {
+        return KVPLANE_ERR_NO_MEMORY;
     }
-    for (uint32_t i = from; i < from + n; i++) {
-        if (request->slots[i].from != wanted_from) {
-            continue;
+    int result = get ? kvplane_get(engine->kv, request->number, request->token, engine->entries,
+                                   entries, on_transfer, request)
+                     : kvplane_put(engine->kv, engine->entries, entries, on_transfer, request);
+    if (result != KVPLANE_OK) {
+        free(results);
+        return result;
+    }
+    free(request->results);
+    request->results = results;
+    request->left = 1;
+    if (tell_ranks(request, get ? KVE_RANK_GET : KVE_RANK_PUT, n)) {
+        request->left += kve_ranks_count(engine->ranks);
+    } else {
+        for (uint32_t i = 0; i < n; i++) {
+            results[i] = KVPLANE_ERR_NO_MEMORY;
         }
-        engine->slices[entries] = (struct kvplane_slice){
-            .region = KVE_REGION_KV_CACHE,
-            .offset = kve_pool_offset(engine->pool, request->slots[i].block),
-            .len = engine->options.block_bytes,
-        };
-        engine->entries[entries] = (struct kvplane_entry){
-            .key = engine->keys[i].key,
-            .key_len = engine->keys[i].len,
-            .placement = engine->keys[i].placement,
-            .placement_len = engine->keys[i].placement_len,
-            .token = request->token,
-            .slices = &engine->slices[entries],
-            .nslices = 1,
-        };
-        entries++;
     }
-    return entries;
+    return KVPLANE_OK;
 }
 
 static int ask_lookup(struct kve_request *request)
 {
     struct kve_engine *engine = request->engine;
     uint32_t n = request->trace->nblocks - request->nlocal;
-    struct kvplane_keys group;
+    struct kvplane_keys group = {.keys = engine->keys, .nkeys = n};
 
-    (void)fill_entries(request, request->nlocal, n, KVE_FROM_NOWHERE);
-    group = (struct kvplane_keys){.keys = &engine->keys[request->nlocal], .nkeys = n};
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kve_block_of what = block_of(request, request->nlocal + i);
+        struct kvplane_key *key = &engine->keys[i];
+        key->key = engine->key_text[2 * i];
+        key->len = kve_parts_key(what.key, engine->key_text[2 * i]);
+        key->placement = engine->key_text[2 * i + 1];
+        key->placement_len = kve_parts_key(what.placement, engine->key_text[2 * i + 1]);
+    }
     return kvplane_lookup(engine->kv, request->number, request->token, &group, 1, on_lookup,
                           request);
 }
 
 static int ask_get(struct kve_request *request)
 {
-    struct kve_engine *engine = request->engine;
-    size_t n = fill_entries(request, request->nlocal, request->nhit, KVE_FROM_NOWHERE);
+    uint32_t n = choose(request, request->nlocal, request->nhit, KVE_FROM_NOWHERE);
 
-    for (uint32_t i = 0; i < request->nhit; i++) {
-        kve_pattern_poison(kve_pool_bytes(engine->pool, request->slots[request->nlocal + i].block),
-                           engine->options.block_bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        kve_parts_poison(request->engine, &request->engine->blocks[i]);
     }
-    return kvplane_get(engine->kv, request->number, request->token, engine->entries, n, on_get,
-                       request);
+    return ask_transfer(request, true, n);
 }
 
 /* ---- the rest, and what becomes of it ---- */
@@ -427,24 +545,22 @@ static void compute(struct kve_request *request)
 
     for (uint32_t i = 0; i < request->trace->nblocks && done < BLOCKS_PER_STEP; i++) {
         struct kve_slot *slot = &request->slots[i];
-        char text[20];
-        struct kve_pattern_source source;
 
         if (slot->from != KVE_FROM_NOWHERE) {
             continue;
         }
         if (request->stall && request->ncomputed >= half) {
-            return;
+            break;
         }
-        source = source_of(request, i, weights, text);
-        kve_pattern_fill(&source, kve_pool_bytes(engine->pool, slot->block),
-                         engine->options.block_bytes);
         slot->from = KVE_FROM_COMPUTE;
         slot->weights = weights;
+        engine->blocks[done] = block_of(request, i);
+        kve_parts_fill(engine, &engine->blocks[done]);
         request->ncomputed++;
         done++;
         COUNT(request, computed, 1);
     }
+    (void)tell_ranks(request, KVE_RANK_FILL, done);
 }
 
 static void leave_to_cache(struct kve_request *request, uint32_t i)
@@ -469,6 +585,7 @@ static void finish(struct kve_request *request)
     struct kve_engine *engine = request->engine;
     bool current = same_token(request->token, kvplane_get_token(engine->kv));
 
+    check_on_ranks(request, request->trace->nblocks);
     for (uint32_t i = 0; i < request->trace->nblocks; i++) {
         (void)judge(request, i, "its own blocks");
         if (current && !engine->cache_closed) {
@@ -479,29 +596,10 @@ static void finish(struct kve_request *request)
     request->state = KVE_NEED_PUT;
 }
 
-static void on_put(void *arg, const int *results, size_t n)
-{
-    struct kve_request *request = arg;
-
-    request->engine->changed = true;
-    for (size_t i = 0; i < n; i++) {
-        bool stored = results[i] == KVPLANE_OK || results[i] == KVPLANE_ERR_EXISTS;
-        COUNT(request, stored, stored);
-        COUNT(request, bytes_put,
-              results[i] == KVPLANE_OK ? request->engine->options.block_bytes : 0);
-        COUNT(request, put_fenced, results[i] == KVPLANE_ERR_FENCED);
-        COUNT(request, put_dropped, !stored && results[i] != KVPLANE_ERR_FENCED);
-        COUNT(request, caught, caught(results[i]));
-    }
-    end(request);
-}
-
 static int ask_put(struct kve_request *request)
 {
-    struct kve_engine *engine = request->engine;
-    size_t n = fill_entries(request, 0, request->trace->nblocks, KVE_FROM_COMPUTE);
-
-    return kvplane_put(engine->kv, engine->entries, n, on_put, request);
+    return ask_transfer(request, false,
+                        choose(request, 0, request->trace->nblocks, KVE_FROM_COMPUTE));
 }
 
 /* ---- the turn ---- */
@@ -510,14 +608,15 @@ static int ask_put(struct kve_request *request)
 static void try_ask(struct kve_request *request, int (*ask)(struct kve_request *request),
                     enum kve_request_state asked, enum kve_request_state without)
 {
-    int result = request->engine->attached ? ask(request) : KVPLANE_ERR_BAD_STATE;
+    int result = kve_engine_attached(request->engine) ? ask(request) : KVPLANE_ERR_BAD_STATE;
 
     if (result == KVPLANE_OK) {
         request->state = asked;
     } else if (result != KVPLANE_ERR_AGAIN) {
         if (without == KVE_STORING) {
             COUNT(request, put_dropped, request->ncomputed);
-            end(request);
+            request->state = KVE_STORING;
+            end_if_all_is_told(request);
             return;
         }
         COUNT(request, looked_up,
@@ -581,7 +680,8 @@ static void turn_one(struct kve_request *request, bool *more_p)
         return;
     case KVE_NEED_PUT:
         if (request->ncomputed == 0) {
-            end(request);
+            request->state = KVE_STORING;
+            end_if_all_is_told(request);
             return;
         }
         try_ask(request, ask_put, KVE_STORING, KVE_STORING);
@@ -706,6 +806,9 @@ void kve_requests_unstall(struct kve_engine *engine)
 
 bool kve_requests_idle(const struct kve_engine *engine, enum kvplane_pause_mode mode)
 {
+    if (kve_ranks_busy(engine->ranks) > 0) {
+        return false; /* another rank's step goes on */
+    }
     kvb_list_each(&engine->active, link)
     {
         const struct kve_request *request = kvb_container_of(link, struct kve_request, link);
@@ -748,6 +851,7 @@ void kve_requests_destroy(struct kve_engine *engine)
         {
             struct kve_request *request = kvb_container_of(link, struct kve_request, link);
             kvb_list_remove(&request->link);
+            free(request->results);
             free(request);
         }
     }

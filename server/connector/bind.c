@@ -35,7 +35,11 @@ struct rank_call {
 /* What stands for the weights of all ranks: with one rank its own name, else a hash of them all. */
 static void combine_names(const struct lineage_call *call, char name[KVB_WEIGHTS_NAME_MAX])
 {
-    if (call->nnames == 1) {
+    bool alike = true;
+    for (uint32_t i = 1; i < call->nnames; i++) {
+        alike = alike && strcmp(call->names[i], call->names[0]) == 0;
+    }
+    if (alike) { /* of the whole model: an engine split otherwise may have the same name */
         memcpy(name, call->names[0], KVB_WEIGHTS_NAME_MAX);
         return;
     }
