@@ -32,6 +32,7 @@ enum setting {
     SET_STORES,
     SET_TRANSPORT,
     SET_BLOCK_BYTES,
+    SET_SLOW,
     SET_HELP,
     SET_COUNT
 };
@@ -53,6 +54,7 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_STORES] = {"cluster-stores", "N", "3", "its store nodes, 1 to 3"},
     [SET_TRANSPORT] = {"transport", "NAME", "auto", "of the cluster: auto, rdma or tcp"},
     [SET_BLOCK_BYTES] = {"block-bytes", "N", "16384", "bytes of one KV block"},
+    [SET_SLOW] = {"slow", "N", "1", "every bound N times as long: for a machine that is emulated"},
     [SET_HELP] = {"help", NULL, "", "this text"},
 };
 
@@ -106,6 +108,8 @@ static bool take(void *ctx, size_t i, const char *value)
                strcmp(value, "tcp") == 0;
     case SET_BLOCK_BYTES:
         return kve_option_number32(value, 1, 1u << 24, &r->block_bytes);
+    case SET_SLOW:
+        return kve_option_number32(value, 1, 100, &r->slow);
     case SET_HELP:
         r->help = true;
         return true;
@@ -126,6 +130,11 @@ bool kve_rehearse_fail(struct kve_rehearsal *r, const char *format, ...)
         va_end(args);
     }
     return false;
+}
+
+uint32_t kve_rehearse_bound(const struct kve_rehearsal *r, uint32_t ms)
+{
+    return ms * r->slow;
 }
 
 uint64_t kve_rehearse_draw(struct kve_rehearsal *r, uint64_t below)
@@ -315,6 +324,7 @@ int kve_rehearse_main(int argc, char **argv)
         .steps = 12,
         .requests = 600,
         .seed = 1,
+        .slow = 1,
         .nmembers = KVE_MEMBERS,
         .nstores = KVE_STORES,
         .a = {.instance = "A", .weights = 1},

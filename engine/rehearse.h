@@ -146,6 +146,7 @@ struct kve_rehearsal {
     uint32_t nstores;         /* of a cluster */
     const char *transport;    /* of its nodes and daemons; NULL: as they are */
     uint32_t block_bytes;     /* of the engines; 0: as they are */
+    uint32_t slow;            /* every bound is so many times as long */
     uint32_t steps, requests;
     uint64_t seed;
     bool json;
@@ -186,6 +187,8 @@ bool kve_side_stats(struct kve_rehearsal *r, struct kve_side *side, json_t **sta
 /* Notes what went wrong: counts an error, keeps the first one's words. Returns false. */
 bool kve_rehearse_fail(struct kve_rehearsal *r, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* A bound, on this machine. */
+uint32_t kve_rehearse_bound(const struct kve_rehearsal *r, uint32_t ms);
 uint64_t kve_rehearse_draw(struct kve_rehearsal *r, uint64_t below);
 
 /* ---- rehearse_stage.c ---- */

@@ -24,7 +24,7 @@ static bool await_answer(struct kve_rehearsal *r, const struct kve_process *proc
                          bool (*done)(const struct kve_rehearsal *r, const json_t *answer),
                          const char *what)
 {
-    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, NOTICE_MS);
+    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, kve_rehearse_bound(r, NOTICE_MS));
 
     for (;;) {
         const struct timespec pause = {.tv_nsec = 5000000};

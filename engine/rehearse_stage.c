@@ -17,6 +17,8 @@
 #include <unistd.h>
 
 #define START_MS 30000
+#define LEASE_MS 10000
+#define ETCD_MS  3000
 #define TENANT   "rehearsal"
 /* Enough for what a step promises; in fault runs so small that space is used again at once. */
 #define STORE_BYTES       (512u << 20)
@@ -83,8 +85,8 @@ static bool await_line(struct kve_rehearsal *r, struct kve_process *process)
     const char *start =
         strcmp(process->argv[1], "store") == 0 ? "kvplane store ready " : "kvplane ready ";
     char text[sizeof process->url];
-    kvb_status_t status = kve_child_await_text(&process->child, start, text, sizeof text, START_MS,
-                                               &kve_rehearse_stop);
+    kvb_status_t status = kve_child_await_text(&process->child, start, text, sizeof text,
+                                               kve_rehearse_bound(r, START_MS), &kve_rehearse_stop);
     const char *space;
 
     if (status != KVB_OK) {
@@ -98,7 +100,7 @@ static bool await_line(struct kve_rehearsal *r, struct kve_process *process)
 
 static bool await_health(struct kve_rehearsal *r, struct kve_process *process)
 {
-    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, START_MS);
+    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, kve_rehearse_bound(r, START_MS));
 
     for (;;) {
         const struct timespec pause = {.tv_nsec = 20000000};
@@ -123,8 +125,8 @@ static bool await_attached(struct kve_rehearsal *r, struct kve_process *process)
 {
     static const char *const attached[] = {"attached", "refused", NULL};
     json_t *event;
-    kvb_status_t status =
-        kve_child_await(&process->child, attached, 0, START_MS, &kve_rehearse_stop, &event);
+    kvb_status_t status = kve_child_await(
+        &process->child, attached, 0, kve_rehearse_bound(r, START_MS), &kve_rehearse_stop, &event);
     const char *text;
 
     if (status != KVB_OK) {
@@ -240,6 +242,8 @@ static void cluster_args(const struct kve_rehearsal *r, struct kve_process *proc
     }
     arg(process, "--etcd=%s", urls);
     arg(process, "--secret-file=%s/secret", r->dir);
+    arg(process, "--lease=%" PRIu32 "ms", kve_rehearse_bound(r, LEASE_MS));
+    arg(process, "--etcd-bound=%" PRIu32 "ms", kve_rehearse_bound(r, ETCD_MS));
     if (r->transport != NULL) {
         arg(process, "--transport=%s", r->transport);
     }

@@ -100,7 +100,8 @@ static bool await(struct kve_rehearsal *r, struct kve_side *side, const char *co
                   json_int_t id, json_t **event_p)
 {
     kvb_status_t status =
-        kve_child_await(&side->engine->child, names, id, RUN_MS, &kve_rehearse_stop, event_p);
+        kve_child_await(&side->engine->child, names, id, kve_rehearse_bound(r, RUN_MS),
+                        &kve_rehearse_stop, event_p);
 
     if (status == KVB_ERR_CANCELED) {
         return kve_rehearse_fail(r, "interrupted");
@@ -250,7 +251,7 @@ static bool rest(struct kve_rehearsal *r, const struct kve_side *side, enum exte
         *ms = (*ms < 0 ? 0 : *ms) + took_ms;
     }
     if (status == KVB_OK && http_status == 200 && is_answer(r, external, answer) &&
-        took_ms < CALL_MS) {
+        took_ms < kve_rehearse_bound(r, CALL_MS)) {
         json_decref(answer);
         return true;
     }
@@ -365,7 +366,7 @@ static bool see(struct kve_rehearsal *r, struct kve_side *side, uint64_t weights
 /* Until lookups and puts are let through. */
 static bool await_open(struct kve_rehearsal *r, struct kve_side *side)
 {
-    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, OPEN_MS);
+    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, kve_rehearse_bound(r, OPEN_MS));
     char path[128];
 
     snprintf(path, sizeof path, "/v1/kvplane/instances/%s", side->instance);
@@ -466,7 +467,7 @@ static bool await_share_empty(struct kve_rehearsal *r, const struct kve_process 
                               const char *after)
 {
     static const char used[] = "\nkvplane_store_used_bytes ";
-    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, EMPTY_MS);
+    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, kve_rehearse_bound(r, EMPTY_MS));
 
     for (;;) {
         const struct timespec pause = {.tv_nsec = 5000000};
@@ -984,7 +985,7 @@ static bool judge_cleared(struct kve_rehearsal *r, struct kve_side *side, uint32
 /* A node that was left alone is used again once somebody asks it. */
 static bool use_until_well(struct kve_rehearsal *r, struct span span)
 {
-    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, WELL_MS);
+    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, kve_rehearse_bound(r, WELL_MS));
 
     while (!kve_cluster_well(r)) {
         if (kvb_now_ns(&kvb_clock_real) > deadline_ns) {

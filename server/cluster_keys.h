@@ -30,6 +30,8 @@
     X(etcd_cert_file, TEXT, "etcd-cert-file", "", "",                                              \
       "PEM file of the certificate shown to etcd; needs etcd-key-file")                            \
     X(etcd_key_file, TEXT, "etcd-key-file", "", "", "PEM file of that certificate's key")          \
+    X(etcd_bound, TIME, "etcd-bound", "3s", "100ms 5m",                                            \
+      "what etcd has not answered by then has failed, over all endpoints")                         \
     X(lease, TIME, "lease", "10s", "1s 10m",                                                       \
       "a process is gone from the cluster so long after its last sign of life")                    \
     X(secret_file, TEXT, "secret-file", "", "",                                                    \

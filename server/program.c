@@ -267,6 +267,7 @@ kvb_status_t kvp_program_etcd(const struct kvp_cluster_config *config, uint64_t 
         .ca_file = GIVEN(config->etcd_ca_file),
         .cert_file = GIVEN(config->etcd_cert_file),
         .key_file = GIVEN(config->etcd_key_file),
+        .request_ms = (uint32_t)config->etcd_bound,
         .lease_ms = (uint32_t)config->lease,
         .grace_ms = grace_ms,
         .process = process,
