@@ -68,7 +68,7 @@ class Cluster(harness.Case):
         shown = self.status(far).stdout
         self.assertIn("cluster: coordinator etcd, 3 of 3 nodes up", shown)
         for name in ("near", "store-0", "store-1"):
-            self.assertRegex(shown, rf"(?m)^  {name} +127\.0\.0\.1:\d+ +up +\S+ +64 MiB ")
+            self.assertRegex(shown, rf"(?m)^  {name} +127\.0\.0\.1:\d+ +up +tcp +64 MiB ")
         harness.until("instances of both daemons", lambda: all(
             f"  {name}" in self.status(far).stdout.split("instances")[1] for name in "ab"))
         self.assertRegex(shown, r"(?m)^  default +1 +[\d.]+ [KM]iB +\d+ +-$")
@@ -375,7 +375,13 @@ class Cluster(harness.Case):
         for program in (["store", "--cluster-listen", "127.0.0.1:0"], ["serve"]):
             refused(1, "more memory than this machine has", *program, "--listen", "127.0.0.1:0",
                     "--store-bytes", "60TiB", "--shards", "256")
-        refused(2, "one of: auto tcp loopback", "serve", "--transport", "rdma")
+        refused(2, "one of: auto loopback", "serve", "--transport", "rdma")
+        refused(2, "one of: auto rdma tcp", "store", "--transport", "nvlink")
+        if not os.path.isdir("/sys/class/infiniband") or not os.listdir("/sys/class/infiniband"):
+            for program in (["store", "--cluster-listen", "127.0.0.1:0"],
+                            ["serve", "--etcd", etcd.endpoints, "--store-bytes", "0"]):
+                refused(1, "there is no rdma here", *program, "--listen", "127.0.0.1:0",
+                        "--transport", "rdma")
         refused(2, "--cluster-listen", "serve", "--etcd", etcd.endpoints)
         self.clean(store)
 
