@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "http/params.h"
 
-#include "http/percent.h"
-
 #include "base/assert.h"
+#include "base/percent.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -314,7 +313,7 @@ static kvb_status_t next_pair(const char **query_p, struct pair *pair)
     size_t value_len = (size_t)(text + len - value);
 
     *query_p = text + len + (text[len] == '&' ? 1 : 0);
-    kvb_status_t status = kvp_percent_decode(text, name_len, true, pair->name, sizeof pair->name);
+    kvb_status_t status = kvb_percent_decode(text, name_len, true, pair->name, sizeof pair->name);
     if (status == KVB_ERR_TOO_LARGE) { /* no parameter of ours is that long */
         pair->name[0] = '\0';
         status = KVB_OK;
@@ -322,7 +321,7 @@ static kvb_status_t next_pair(const char **query_p, struct pair *pair)
     if (status != KVB_OK) {
         return status;
     }
-    status = kvp_percent_decode(value, value_len, true, pair->value, sizeof pair->value);
+    status = kvb_percent_decode(value, value_len, true, pair->value, sizeof pair->value);
     pair->too_long = status == KVB_ERR_TOO_LARGE;
     return status == KVB_ERR_INVALID ? status : KVB_OK;
 }

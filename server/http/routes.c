@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "http/routes.h"
 
-#include "http/percent.h"
+#include "base/percent.h"
 
 #include <string.h>
 
@@ -47,7 +47,7 @@ static enum kvp_found split(const char *path, size_t len, struct segments *segme
             return KVP_FOUND_NOTHING;
         }
         char *out = segments->text + used;
-        kvb_status_t status = kvp_percent_decode(begin, (size_t)(path - begin), false, out,
+        kvb_status_t status = kvb_percent_decode(begin, (size_t)(path - begin), false, out,
                                                  sizeof segments->text - used);
         if (status != KVB_OK) {
             return status == KVB_ERR_INVALID ? KVP_FOUND_BAD_PATH : KVP_FOUND_NOTHING;

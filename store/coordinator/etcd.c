@@ -74,37 +74,6 @@ void kvs_etcd_encode(char *out, size_t cap, const char *text)
     out[len] = '\0';
 }
 
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                                  : -1;
-}
-
-bool kvs_etcd_decode(const char *text, size_t len, char *out, size_t cap)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < len; i++) {
-        char c = text[i];
-        if (c == '%') {
-            int high = i + 2 < len ? hex_digit(text[i + 1]) : -1;
-            int low = i + 2 < len ? hex_digit(text[i + 2]) : -1;
-            if (high < 0 || low < 0 || high + low == 0) {
-                return false;
-            }
-            c = (char)(high << 4 | low);
-            i += 2;
-        }
-        if (n + 1 >= cap) {
-            return false;
-        }
-        out[n++] = c;
-    }
-    out[n] = '\0';
-    return true;
-}
-
 const char *kvs_etcd_key(const struct etcd *etcd, enum kvs_key_kind kind, const char *a,
                          const char *b, char out[KVS_ETCD_KEY_MAX])
 {
@@ -112,24 +81,6 @@ const char *kvs_etcd_key(const struct etcd *etcd, enum kvs_key_kind kind, const 
                        a == NULL ? "" : a, b == NULL ? "" : b);
     kvb_assert(len > 0 && len < KVS_ETCD_KEY_MAX);
     return out;
-}
-
-bool kvs_etcd_parse_lineage(const char *hex, struct kvb_lineage *lineage_p)
-{
-    struct kvb_lineage lineage = {{0, 0}};
-    if (strlen(hex) != KVB_ID_HEX_LEN) {
-        return false;
-    }
-    for (int i = 0; i < KVB_ID_HEX_LEN; i++) {
-        int digit = hex_digit(hex[i]);
-        if (digit < 0) {
-            return false;
-        }
-        uint64_t *half = i < KVB_ID_HEX_LEN / 2 ? &lineage.id.hi : &lineage.id.lo;
-        *half = *half << 4 | (unsigned)digit;
-    }
-    *lineage_p = lineage;
-    return true;
 }
 
 bool kvs_etcd_parse_u64(const char *text, uint64_t *value_p)

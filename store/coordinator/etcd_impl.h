@@ -7,6 +7,9 @@
 #include "etcd_mirror.h"
 #include "etcd_wire.h"
 
+#include "base/id.h"
+#include "base/percent.h"
+
 #include <string.h>
 
 /* The parts of the coordinator on etcd; store/coordinator/etcd.c has the design. */
@@ -195,8 +198,14 @@ const char *kvs_etcd_key(const struct etcd *etcd, enum kvs_key_kind kind, const 
                          const char *b, char out[KVS_ETCD_KEY_MAX]);
 /* Appends text so that it holds no '/' and no byte that is not of a name. */
 void kvs_etcd_encode(char *out, size_t cap, const char *text);
-bool kvs_etcd_decode(const char *text, size_t len, char *out, size_t cap);
-bool kvs_etcd_parse_lineage(const char *hex, struct kvb_lineage *lineage_p);
+static inline bool kvs_etcd_decode(const char *text, size_t len, char *out, size_t cap)
+{
+    return kvb_percent_decode(text, len, false, out, cap) == KVB_OK;
+}
+static inline bool kvs_etcd_parse_lineage(const char *hex, struct kvb_lineage *lineage_p)
+{
+    return kvb_id_parse(hex, strlen(hex), &lineage_p->id);
+}
 bool kvs_etcd_parse_u64(const char *text, uint64_t *value_p);
 
 static inline bool kvs_etcd_sound_tenant(const char *tenant)

@@ -31,6 +31,12 @@ struct kvb_id kvb_id_draw(const struct kvb_random *random);
 /* Writes KVB_ID_HEX_LEN lower-case digits and a NUL. */
 void kvb_id_format(struct kvb_id id, char out[KVB_ID_HEX_LEN + 1]);
 
+/* Either case; exactly so many digits. */
+bool kvb_id_parse(const char *hex, size_t len, struct kvb_id *id_p);
+
+/* -1: it is none. Either case. */
+int kvb_hex_digit(char c);
+
 static inline bool kvb_id_equal(struct kvb_id a, struct kvb_id b)
 {
     return a.hi == b.hi && a.lo == b.lo;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef SERVER_HTTP_PERCENT_H
-#define SERVER_HTTP_PERCENT_H
+#ifndef BASE_PERCENT_H
+#define BASE_PERCENT_H
 
 #include "base/status.h"
 
@@ -12,7 +12,7 @@
  * INVALID: a '%' without two hex digits, or a NUL byte, coded or not (it would cut the name short
  * and make two names one). TOO_LARGE: more than cap - 1 bytes.
  */
-KVB_MUST_USE kvb_status_t kvp_percent_decode(const char *text, size_t len, bool plus_is_space,
+KVB_MUST_USE kvb_status_t kvb_percent_decode(const char *text, size_t len, bool plus_is_space,
                                              char *out, size_t cap);
 
 #endif
