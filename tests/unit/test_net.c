@@ -10,6 +10,8 @@
 #include <criterion/criterion.h>
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -188,6 +190,133 @@ Test(net, connecting_ends_with_writable_and_the_first_write_tells_which)
     (void)close(listener);
     kvt_net_kernel_destroy(net);
     world_close(&world);
+    for (int i = 0; i < 2000 && test_count_fds() != fds; i++) {
+        (void)usleep(1000); /* the lookup's thread closes its descriptor when it is through */
+    }
+    cr_assert_eq(test_count_fds(), fds);
+}
+
+/* ---- a name with two addresses, both of this machine ---- */
+
+static struct {
+    uint16_t ports[2];
+    struct sockaddr_in at[2];
+    struct addrinfo found[2];
+    uint32_t refusals; /* so many connections are refused when they have come about */
+} twice;
+
+/* Known to this program alone. */
+int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                struct addrinfo **found_p)
+{
+    static int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    if (host == NULL || strcmp(host, "twice") != 0) {
+        if (real == NULL) {
+            *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+        }
+        return real(host, port, hints, found_p);
+    }
+    if (hints != NULL && (hints->ai_flags & AI_NUMERICHOST) != 0) {
+        return EAI_NONAME;
+    }
+    for (int i = 0; i < 2; i++) {
+        twice.at[i] = (struct sockaddr_in){.sin_family = AF_INET,
+                                           .sin_port = htons(twice.ports[i]),
+                                           .sin_addr = {htonl(INADDR_LOOPBACK)}};
+        twice.found[i] = (struct addrinfo){.ai_family = AF_INET,
+                                           .ai_socktype = SOCK_STREAM,
+                                           .ai_addr = (struct sockaddr *)&twice.at[i],
+                                           .ai_addrlen = sizeof twice.at[i],
+                                           .ai_next = i == 0 ? &twice.found[1] : NULL};
+    }
+    *found_p = &twice.found[0];
+    return 0;
+}
+
+void freeaddrinfo(struct addrinfo *found)
+{
+    static void (*real)(struct addrinfo *);
+    if (found == &twice.found[0]) {
+        return;
+    }
+    if (real == NULL) {
+        *(void **)&real = dlsym(RTLD_NEXT, "freeaddrinfo");
+    }
+    real(found);
+}
+
+/* On loopback the kernel refuses at once, or never. */
+int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+    static int (*real)(int, int, int, void *, socklen_t *);
+    if (level == SOL_SOCKET && name == SO_ERROR && twice.refusals > 0) {
+        twice.refusals--;
+        *(int *)value = ECONNREFUSED;
+        return 0;
+    }
+    if (real == NULL) {
+        *(void **)&real = dlsym(RTLD_NEXT, "getsockopt");
+    }
+    return real(fd, level, name, value, len);
+}
+
+static uint16_t port_of(const char *address)
+{
+    return (uint16_t)atoi(strrchr(address, ':') + 1);
+}
+
+/* A port that answers nothing: those who wait to be accepted there are as many as it takes. */
+static int listen_to_nobody(uint16_t *port_p, int waiting[4])
+{
+    char address[64];
+    int fd = listen_any(address);
+    *port_p = port_of(address);
+    cr_assert_eq(listen(fd, 0), 0);
+    struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_port = htons(*port_p), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    for (int i = 0; i < 4; i++) {
+        waiting[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        (void)connect(waiting[i], (struct sockaddr *)&at, sizeof at);
+    }
+    return fd;
+}
+
+Test(net, the_next_address_is_tried_when_one_refuses_and_when_one_says_nothing)
+{
+    enum how { REFUSES, SAYS_NOTHING, BOTH_REFUSE, HOWS };
+    struct world world;
+    struct kvt_net *net;
+    struct end end;
+    char address[64], first[64];
+    size_t fds = count_fds();
+    for (int how = 0; how < HOWS; how++) {
+        int waiting[4] = {-1, -1, -1, -1};
+        world_open(&world);
+        cr_assert_eq(kvt_net_kernel_create(world.io, 0, &net), KVB_OK);
+        int listener = listen_any(address), other;
+        twice.ports[1] = port_of(address);
+        if (how == SAYS_NOTHING) {
+            other = listen_to_nobody(&twice.ports[0], waiting);
+        } else {
+            other = listen_any(first);
+            twice.ports[0] = port_of(first);
+        }
+        twice.refusals = how == REFUSES ? 1 : how == BOTH_REFUSE ? 2 : 0;
+        cr_assert_eq(begin(&world, &end, net, "twice:1"), KVB_OK);
+        cr_assert_eq(put_byte(&end), how == BOTH_REFUSE ? KVB_ERR_UNAVAILABLE : KVB_OK, "%d", how);
+        cr_assert_eq(twice.refusals, 0);
+        net->ops->close(end.socket);
+        /* closed while it waits for the first */
+        cr_assert_eq(net->ops->connect(net, "twice:1", &end.socket), KVB_OK);
+        net->ops->close(end.socket);
+        (void)close(listener);
+        (void)close(other);
+        for (int i = 0; i < 4 && waiting[i] >= 0; i++) {
+            (void)close(waiting[i]);
+        }
+        kvt_net_kernel_destroy(net);
+        world_close(&world);
+    }
     for (int i = 0; i < 2000 && test_count_fds() != fds; i++) {
         (void)usleep(1000); /* the lookup's thread closes its descriptor when it is through */
     }

@@ -2,7 +2,9 @@
 /*
  * Stream sockets of the kernel. Connecting is a small walk: addresses are looked up (numeric ones
  * at once, names on a thread, because the resolver blocks), then each is tried until one takes the
- * connection. Whatever fails on the way is told by the first read or write after it.
+ * connection. One that says nothing is left after a while if there are others: of a name in two
+ * families one may lead nowhere. Whatever fails on the way is told by the first read or write after
+ * it.
  */
 #include "base/list.h"
 #include "transport/net.h"
@@ -20,11 +22,13 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #define HOST_MAX    256
 #define PORT_MAX    16
-#define LOOKUPS_MAX 32 /* threads in the resolver, of the process */
+#define LOOKUPS_MAX 32  /* threads in the resolver, of the process */
+#define PATIENCE_MS 500 /* with an address, while there is another */
 
 struct net {
     struct kvt_net base;
@@ -44,7 +48,7 @@ struct lookup {
 
 enum socket_state {
     SOCKET_LOOKUP,     /* owns: lookup. waits for: its descriptor */
-    SOCKET_CONNECTING, /* owns: fd, found. waits for: writable */
+    SOCKET_CONNECTING, /* owns: fd, found. waits for: writable, patience if there is a next */
     SOCKET_OPEN,       /* owns: fd */
     SOCKET_FAILED      /* owns: nothing. reads and writes say why */
 };
@@ -58,8 +62,9 @@ struct sock {
     struct kvb_io_watch watch;
     unsigned wanted;
     struct lookup *lookup;
-    struct addrinfo *found; /* to be freed */
-    struct addrinfo *next;  /* of found, to be tried */
+    struct addrinfo *found;       /* to be freed */
+    struct addrinfo *next;        /* of found, to be tried */
+    struct kvb_io_watch patience; /* a timer; fd -1: none */
 };
 
 static struct net *net_of(struct kvt_net *net)
@@ -182,6 +187,7 @@ err_lookup:
 /* ---- a socket ---- */
 
 static void on_event(struct kvb_io_watch *watch, unsigned events);
+static void on_patience_over(struct kvb_io_watch *watch, unsigned events);
 
 static struct sock *sock_new(struct net *net)
 {
@@ -190,6 +196,7 @@ static struct sock *sock_new(struct net *net)
         sock->net = net;
         sock->fd = -1;
         sock->watch.fn = on_event;
+        sock->patience = (struct kvb_io_watch){.fd = -1, .fn = on_patience_over};
     }
     return sock;
 }
@@ -217,8 +224,31 @@ static void drop_lookup(struct sock *sock)
     }
 }
 
+static void end_patience(struct sock *sock)
+{
+    if (sock->patience.fd >= 0) {
+        kvb_io_unwatch(sock->net->io, &sock->patience);
+        (void)close(sock->patience.fd);
+        sock->patience.fd = -1;
+    }
+}
+
+/* What cannot be had is done without: the user has a bound of his own. */
+static void begin_patience(struct sock *sock)
+{
+    const struct itimerspec span = {.it_value = {.tv_nsec = PATIENCE_MS * 1000000L}};
+    if (sock->patience.fd < 0) {
+        sock->patience.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    }
+    if (sock->patience.fd < 0 || timerfd_settime(sock->patience.fd, 0, &span, NULL) != 0 ||
+        kvb_io_watch(sock->net->io, &sock->patience, KVB_IO_READ) != KVB_OK) {
+        end_patience(sock);
+    }
+}
+
 static void drop_found(struct sock *sock)
 {
+    end_patience(sock);
     if (sock->found != NULL) {
         freeaddrinfo(sock->found);
         sock->found = sock->next = NULL;
@@ -284,6 +314,11 @@ static kvb_status_t connect_next(struct sock *sock, kvb_status_t why)
         sock->fd = fd;
         sock->state = SOCKET_CONNECTING;
         sock->next = sock->next->ai_next;
+        if (sock->next != NULL) {
+            begin_patience(sock);
+        } else {
+            end_patience(sock);
+        }
         return KVB_OK;
     }
     return why;
@@ -292,6 +327,7 @@ static kvb_status_t connect_next(struct sock *sock, kvb_status_t why)
 static void fail(struct sock *sock, kvb_status_t why)
 {
     close_fd(sock);
+    end_patience(sock);
     sock->state = SOCKET_FAILED;
     sock->why = why;
 }
@@ -329,6 +365,18 @@ static void on_connected(struct sock *sock)
     status = status == KVB_OK ? connect_next(sock, connect_error(error)) : status;
     if (status != KVB_OK) {
         fail(sock, status);
+    }
+}
+
+static void on_patience_over(struct kvb_io_watch *watch, unsigned events)
+{
+    struct sock *sock = kvb_container_of(watch, struct sock, patience);
+    (void)events;
+    close_fd(sock);
+    kvb_status_t status = connect_next(sock, KVB_ERR_UNAVAILABLE);
+    if (status != KVB_OK) {
+        fail(sock, status);
+        sock->base.ready(&sock->base, KVB_IO_WRITE);
     }
 }
 
