@@ -5,7 +5,8 @@
  * libcurl has returned, since it may not be entered twice.
  *
  * A call ends once: in end_call(), or canceled. An attempt has a bound of its own (a share of
- * request_ms), so that one endpoint that hangs does not use up the call's.
+ * request_ms), so that one endpoint that hangs does not use up the call's; with one endpoint it is
+ * the call's: an etcd that is slow would be asked again before it can answer, over and over.
  *
  * With user and password, calls wait (`parked`) while a token is asked for; a token that etcd
  * refuses (it forgets them after some minutes) is asked for anew.
@@ -21,7 +22,7 @@
 #include <string.h>
 
 #define REQUEST_MS_DEFAULT 3000
-#define ATTEMPTS_IN_BOUND  3   /* endpoints that hang, before the call's bound is over */
+#define ATTEMPTS_IN_BOUND  3u  /* endpoints that hang, before the call's bound is over */
 #define ROUND_PAUSE_MS     100 /* between two rounds over all endpoints */
 #define RENEWALS_MAX       2
 #define ANSWER_MAX         (64u << 20)           /* bytes; etcd's own limit is below this */
@@ -372,7 +373,8 @@ static void start_attempt(struct kvs_http_call *call)
         fail_later(call, KVB_ERR_NO_MEMORY);
         return;
     }
-    uint64_t bound_ns = (uint64_t)http->request_ms * KVB_NS_PER_MS / ATTEMPTS_IN_BOUND;
+    uint32_t attempts = http->nendpoints < ATTEMPTS_IN_BOUND ? http->nendpoints : ATTEMPTS_IN_BOUND;
+    uint64_t bound_ns = (uint64_t)http->request_ms * KVB_NS_PER_MS / attempts;
     uint64_t end_ns = now_ns + bound_ns;
     kvb_sched_timer_set(http->sched, &call->impl.timer,
                         end_ns < call->impl.deadline_ns ? end_ns : call->impl.deadline_ns);

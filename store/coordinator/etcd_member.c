@@ -97,8 +97,14 @@ static bool end_record(struct op *op, kvb_status_t status)
     if (status == KVB_OK) {
         kvs_retire_catch_up(member);
     }
-    if (status == KVB_ERR_NO_MEMORY) {
+    if (status != KVB_OK) {
+        /* If etcd was reached again meanwhile, nothing else makes it known: what waits for that
+         * would wait for ever. */
         member->text_new = true;
+        if (!kvb_timer_armed(&member->text_timer)) {
+            kvb_sched_timer_set(op->etcd->sched, &member->text_timer,
+                                kvb_deadline_in_ms(op->etcd->sched->clock, PUBLISH_MS));
+        }
     }
     if (status == KVB_OK || status == KVB_ERR_NO_MEMORY) {
         kvs_op_run_beside(&member->lefts);

@@ -162,7 +162,7 @@ static void on_txn(struct kvs_http_call *call, kvb_status_t status, json_t *answ
         etcd->retired_lease = 0;
         kvs_session_lost(etcd);
     }
-    if (away) {
+    if (away && etcd->up) { /* else it joins already, and begins anew for nothing */
         kvs_session_away(etcd);
     }
 }

@@ -274,6 +274,19 @@ class Cluster(harness.Case):
         self.named(daemon, "a")
         self.clean(engine, far, daemon, other, store)
 
+    def test_an_etcd_that_is_slow_is_not_away(self):
+        etcd = self.etcd()
+        net = self.proxy(etcd.members[0].url.removeprefix("http://"))
+        net.rule("back", delay_ms=1300)
+        etcd.endpoints = f"http://{net.address}"
+        daemon = self.cluster_daemon(etcd)
+        engine = self.engine(daemon, "a", "--fingerprint")
+        self.named(daemon, "a")
+        self.assertEqual(daemon.ok("/reset_prefix_cache?reset_external=true")["external"], "done")
+        self.named(daemon, "a")
+        self.assertEqual(daemon.stderr().count("etcd reached"), 1)
+        self.clean(engine, daemon)
+
     def test_a_wrong_secret_is_refused_and_the_log_says_so(self):
         def secret(name, text):
             path = os.path.join(self.directory, name)

@@ -156,13 +156,14 @@ static inline void fake_answer_(struct fake_connection *connection, const char *
     free(text);
 }
 
-static inline void fake_answer_held(struct fake_etcd *fake)
+/* text: instead of what it would have been; NULL: that. */
+static inline void fake_answer_held(struct fake_etcd *fake, const char *text)
 {
     char head[128];
-    snprintf(head, sizeof head, "HTTP/1.1 200 X\r\nContent-Length: %zu\r\n\r\n",
-             strlen(fake->held_text));
+    text = text != NULL ? text : fake->held_text;
+    snprintf(head, sizeof head, "HTTP/1.1 200 X\r\nContent-Length: %zu\r\n\r\n", strlen(text));
     fake_write_(fake->held, head);
-    fake_write_(fake->held, fake->held_text);
+    fake_write_(fake->held, text);
     free(fake->held_text);
     fake->held_text = NULL;
     fake->held = NULL;

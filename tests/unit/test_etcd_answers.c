@@ -524,7 +524,7 @@ Test(etcd_answers, an_answer_that_the_watch_has_overtaken_is_asked_anew)
     push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 12);
     EVENTUALLY(&rig, rig.nnodes == 1);
     rig.fake.rev = 12;
-    fake_answer_held(&rig.fake);
+    fake_answer_held(&rig.fake, NULL);
     real_run_for(&rig.loop, 100);
     cr_assert(!ask.done);
     rig.fake.rev = 20; /* and bound again */
@@ -535,10 +535,41 @@ Test(etcd_answers, an_answer_that_the_watch_has_overtaken_is_asked_anew)
     EVENTUALLY(&rig, rig.fake.held != NULL);
     push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoyIn0=", 21); /* {"address":"h:2"} */
     EVENTUALLY(&rig, rig.nnodes == 2);
-    fake_answer_held(&rig.fake);
+    fake_answer_held(&rig.fake, NULL);
     EVENTUALLY(&rig, ask.done);
     cr_assert_eq(ask.status, KVB_OK);
     cr_assert(!ask.request.bound);
+    rig_close(&rig);
+}
+
+/* etcd is out of reach and back while a member's record is under way, which then fails: what was
+ * asked meanwhile waits for that record. */
+Test(etcd_answers, a_member_whose_record_fails_late_is_made_known_all_the_same)
+{
+    struct rig rig;
+    const struct kvs_space space = {"t", "l"};
+    struct kvs_member *late;
+    struct ask quota, resolve;
+    request_ms = 3000;
+    rig_open(&rig);
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    rig.fake.hold = true;
+    cr_assert_eq(kvs_member_open(rig.coordinator, "late", &space, &member_ops, &rig, &late),
+                 KVB_OK);
+    EVENTUALLY(&rig, rig.fake.held != NULL);
+    rig.path = "/v3/kv/txn";
+    rig.text = "{}";
+    rig.status = 200;
+    rig.left = UINT32_MAX;
+    kvs_coordinator_set_quota(rig.coordinator, "t", 1, asked(&quota));
+    EVENTUALLY(&rig, quota.done && !rig.up);
+    EVENTUALLY(&rig, rig.up);
+    kvs_member_resolve(late, "v2", asked(&resolve));
+    fake_answer_held(&rig.fake, "{}"); /* the record has failed */
+    rig.left = 0;
+    EVENTUALLY(&rig, resolve.done);
+    cr_assert_eq(resolve.status, KVB_OK);
+    kvs_member_close(late);
     rig_close(&rig);
 }
 
