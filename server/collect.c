@@ -3,6 +3,7 @@
 
 #include "metrics.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -53,6 +54,8 @@ static void on_collect(void *ctx)
     if (collect->share != NULL) {
         collect_share(collect);
     }
+    const struct mallinfo2 heap = mallinfo2();
+    set0(collect->metrics, KVP_M_HEAP, (double)heap.uordblks + (double)heap.hblkhd);
     set0(collect->metrics, KVP_M_LOOP_LAG, (double)kvp_loop_lag_ns(collect->loop) / 1e9);
 }
 

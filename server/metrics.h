@@ -14,6 +14,7 @@
     X(BUILD_INFO, GAUGE, "kvplane_build_info", "Always 1; the version is in the label.",           \
       "version")                                                                                   \
     X(START_TIME, GAUGE, "kvplane_start_time_seconds", "Unix time at which the daemon started.")   \
+    X(HEAP, GAUGE, "kvplane_heap_bytes", "Bytes of the heap in use, beside the store's memory.")   \
     X(LOOP_LAG, GAUGE, "kvplane_loop_lag_seconds",                                                 \
       "How late the last heartbeat of the main loop was.")                                         \
     X(LOOP_LAG_MAX, GAUGE, "kvplane_loop_lag_max_seconds",                                         \
