@@ -13,7 +13,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdarg.h>
@@ -93,7 +92,8 @@ kvb_status_t rdev_address_parse(const char *text, struct sockaddr_storage *addre
 {
     char host[128];
     const char *colon = strrchr(text, ':');
-    if (colon == NULL || colon == text || colon[1] == '\0') {
+    if (colon == NULL || colon == text || strspn(colon + 1, "0123456789") != strlen(colon + 1) ||
+        strlen(colon + 1) > 5 || colon[1] == '\0' || atoi(colon + 1) > UINT16_MAX) {
         return KVB_ERR_INVALID;
     }
     size_t len = (size_t)(colon - text);
@@ -199,9 +199,8 @@ static void on_device_event(struct kvt_rdma_device *device, const struct ibv_asy
     }
 }
 
-static void on_async(struct kvb_io_watch *watch, unsigned events)
+static int take_events(struct rwatch *watch)
 {
-    (void)events;
     struct kvt_rdma_device *device = kvb_container_of(watch, struct kvt_rdma_device, async);
     struct ibv_async_event event;
     errno = 0;
@@ -210,10 +209,7 @@ static void on_async(struct kvb_io_watch *watch, unsigned events)
         device->verbs->ibv_ack_async_event(&event);
         errno = 0;
     }
-    if (errno != EAGAIN && errno != EINTR) {
-        kvb_io_unwatch(device->io, watch); /* or it would be called for ever */
-        rdev_die(device, "its events cannot be read any more");
-    }
+    return errno;
 }
 
 /* ---- choosing ---- */
@@ -604,16 +600,6 @@ static void make_forks_safe(const struct kvt_rdma_device *device)
     }
 }
 
-static kvb_status_t watch_events(struct kvt_rdma_device *device)
-{
-    device->async = (struct kvb_io_watch){.fd = device->context->async_fd, .fn = on_async};
-    int flags = fcntl(device->async.fd, F_GETFL);
-    if (flags < 0 || fcntl(device->async.fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-        return KVB_ERR_IO;
-    }
-    return kvb_io_watch(device->io, &device->async, KVB_IO_READ);
-}
-
 kvb_status_t kvt_rdma_device_open(const struct kvt_rdma_config *config, struct kvb_sched *sched,
                                   struct kvb_io *io, struct kvt_rdma_device **device_p,
                                   char reason[KVT_RDMA_REASON_MAX])
@@ -638,7 +624,7 @@ kvb_status_t kvt_rdma_device_open(const struct kvt_rdma_config *config, struct k
         return status;
     }
     device->config.device = NULL; /* the caller's; info.device is ours */
-    status = watch_events(device);
+    status = rwatch_open(&device->async, sched, io, device->context->async_fd, take_events);
     if (status != KVB_OK) {
         say(reason, "%s: its events cannot be watched", device->info.device);
         (void)device->verbs->ibv_dealloc_pd(device->pd);
@@ -655,7 +641,7 @@ void kvt_rdma_device_close(struct kvt_rdma_device *device)
         return;
     }
     kvb_assert(kvb_list_empty(&device->shares));
-    kvb_io_unwatch(device->io, &device->async);
+    rwatch_close(&device->async);
     int error = device->verbs->ibv_dealloc_pd(device->pd);
     if (error != 0) {
         KVB_LOG(WARN, "rdma: a protection domain is still in use",

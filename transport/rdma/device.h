@@ -3,6 +3,7 @@
 #define RDMA_DEVICE_H
 
 #include "verbs.h"
+#include "watch.h"
 
 #include "transport/rdma.h"
 
@@ -29,7 +30,7 @@ struct kvt_rdma_device {
 
     struct kvb_sched *sched;
     struct kvb_io *io;
-    struct kvb_io_watch async;
+    struct rwatch async;
 
     atomic_bool dead;
     atomic_bool port_up;

@@ -8,11 +8,11 @@
 #include "base/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define POLL_STEP   32
+#define AGAIN_MS    2u
 #define EVENTS_TURN 64 /* of connections, in one turn */
 
 struct rslab {
@@ -24,6 +24,14 @@ struct rslab {
 
 /* ---- receiving ---- */
 
+static void try_again(struct rend *end)
+{
+    if (!kvb_timer_armed(&end->again)) {
+        kvb_sched_timer_set(end->sched, &end->again,
+                            kvb_deadline_in_ms(end->sched->clock, AGAIN_MS));
+    }
+}
+
 void rend_buffer_put(struct rend *end, struct rbuf *buffer)
 {
     struct ibv_sge sge = {.addr = buffer->lkey_at,
@@ -33,9 +41,10 @@ void rend_buffer_put(struct rend *end, struct rbuf *buffer)
     struct ibv_recv_wr *bad;
     kvb_list_remove(&buffer->link);
     int error = end->device->verbs->ibv_post_srq_recv(end->srq, &wr, &bad);
-    if (error != 0) { /* there is room for all of them */
-        KVB_LOG(ERROR, "rdma: a receive could not be posted", KVB_ERRNO(error));
-        rdev_die(end->device, "its receive queue takes no buffers");
+    if (error != 0) { /* there is room for all of them: it is short of something else */
+        KVB_LOG_LIMITED(WARN, "rdma: a receive could not be posted", KVB_ERRNO(error));
+        kvb_list_push_back(&end->unposted, &buffer->link);
+        try_again(end);
     }
 }
 
@@ -59,15 +68,24 @@ static void make_ready(struct rend *end, struct rlane *lane)
     rlane_kick(lane);
 }
 
+static void fail_all(struct rend *end)
+{
+    KVB_LOG_LIMITED(ERROR, "rdma: what was received cannot be read");
+    for (uint32_t i = 0; i < REND_BUCKETS; i++) {
+        kvb_list_each(&end->lanes[i], link)
+        {
+            rlane_fail(kvb_container_of(link, struct rlane, by_number), KVB_ERR_IO);
+        }
+    }
+}
+
 static void on_received(struct rend *end, const struct ibv_wc *wc)
 {
     struct rbuf *buffer = (struct rbuf *)(uintptr_t)wc->wr_id; /* lives as long as the queue */
     struct rlane *lane = lane_of(end, wc->qp_num);
     if (wc->status != IBV_WC_SUCCESS) {
         const struct rcause *row = rcause_of_wc(wc->status);
-        if (wc->status != IBV_WC_WR_FLUSH_ERR) {
-            rdev_count(end->device, row->cause);
-        }
+        rdev_count(end->device, row->cause);
         if (lane != NULL) {
             rlane_fail(lane, row->lane);
         }
@@ -99,7 +117,36 @@ void rend_poll(struct rend *end)
         budget -= (uint64_t)n;
     }
     if (n < 0) {
-        rdev_die(end->device, "its completions cannot be read");
+        fail_all(end);
+        try_again(end);
+    }
+}
+
+/* Completions are told, and those that came before are taken; or else a moment later. */
+static void arm(struct rend *end)
+{
+    end->unarmed = end->device->verbs->ibv_req_notify_cq(end->received, 0) != 0;
+    if (end->unarmed) {
+        try_again(end);
+    }
+    rend_poll(end);
+}
+
+static void on_again(struct kvb_timer *timer)
+{
+    struct rend *end = kvb_container_of(timer, struct rend, again);
+    struct kvb_list unposted;
+    kvb_list_init(&unposted);
+    for (struct kvb_list *link; (link = kvb_list_pop(&end->unposted)) != NULL;) {
+        kvb_list_push_back(&unposted, link);
+    }
+    for (struct kvb_list *link; (link = kvb_list_pop(&unposted)) != NULL;) {
+        rend_buffer_put(end, kvb_container_of(link, struct rbuf, link));
+    }
+    if (end->unarmed) {
+        arm(end);
+    } else {
+        rend_poll(end);
     }
 }
 
@@ -110,9 +157,8 @@ static void run_ready(struct rend *end)
     }
 }
 
-static void on_completions(struct kvb_io_watch *watch, unsigned events)
+static int take_completions(struct rwatch *watch)
 {
-    (void)events;
     struct rend *end = kvb_container_of(watch, struct rend, completions_watch);
     const struct kvt_verbs *verbs = end->device->verbs;
     struct ibv_cq *cq;
@@ -120,61 +166,51 @@ static void on_completions(struct kvb_io_watch *watch, unsigned events)
     errno = 0;
     while (verbs->ibv_get_cq_event(end->completions, &cq, &context) == 0) {
         verbs->ibv_ack_cq_events(cq, 1);
-        if (verbs->ibv_req_notify_cq(cq, 0) != 0) { /* before it is emptied, or one is missed */
-            rdev_die(end->device, "its completions are not told any more");
-        }
         if (cq == end->received) {
-            rend_poll(end);
+            arm(end);
         } else {
             struct rlane *lane = context;
-            rlane_poll(lane);
+            rlane_arm(lane);
             make_ready(end, lane);
         }
         errno = 0;
     }
-    if (errno != EAGAIN && errno != EINTR) {
-        kvb_io_unwatch(end->io, watch);
-        rdev_die(end->device, "its completion events cannot be read");
-    }
+    int error = errno;
     run_ready(end);
+    return error;
 }
 
 /* ---- connections ---- */
 
-static void on_channel(struct kvb_io_watch *watch, unsigned events)
+static bool has_data(enum rdma_cm_event_type type)
 {
-    (void)events;
+    return type == RDMA_CM_EVENT_CONNECT_RESPONSE || type == RDMA_CM_EVENT_ESTABLISHED ||
+           type == RDMA_CM_EVENT_REJECTED;
+}
+
+static int take_events(struct rwatch *watch)
+{
     struct rend *end = kvb_container_of(watch, struct rend, channel_watch);
     const struct kvt_verbs *verbs = end->device->verbs;
     for (int i = 0; i < EVENTS_TURN; i++) {
         struct rdma_cm_event *event;
         errno = 0;
         if (verbs->rdma_get_cm_event(end->channel, &event) != 0) {
-            if (errno != EAGAIN && errno != EINTR) {
-                kvb_io_unwatch(end->io, watch);
-                rdev_die(end->device, "events of connections cannot be read");
-            }
-            return;
+            return errno;
         }
         /* Acknowledged before it is looked at: an identifier cannot be destroyed before. */
         struct rdma_cm_event copy = *event;
         uint8_t data[256];
-        size_t len = event->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
-                             event->event == RDMA_CM_EVENT_ESTABLISHED ||
-                             event->event == RDMA_CM_EVENT_REJECTED ||
-                             event->event == RDMA_CM_EVENT_CONNECT_REQUEST
-                         ? event->param.conn.private_data_len
-                         : 0;
-        if (event->param.conn.private_data == NULL) {
-            len = 0;
-        }
-        if (len > 0) {
+        size_t len = 0;
+        if (has_data(event->event) && event->param.conn.private_data != NULL) {
+            len = event->param.conn.private_data_len;
             memcpy(data, event->param.conn.private_data, len);
         }
         copy.param.conn.private_data = NULL;
         (void)verbs->rdma_ack_cm_event(event);
         end->event(end, &copy, data, len);
     }
+    return 0;
 }
 
 /* ---- buffers ---- */
@@ -214,7 +250,7 @@ static kvb_status_t slab_add(struct rend *end)
         buffer->lkey_at = (uintptr_t)buffer->data;
         rend_buffer_put(end, buffer);
     }
-    return kvt_rdma_device_dead(end->device) ? KVB_ERR_IO : KVB_OK;
+    return KVB_OK;
 }
 
 kvb_status_t rend_window_get(struct rend *end)
@@ -252,17 +288,6 @@ void rend_lane_remove(struct rend *end, struct rlane *lane)
 
 /* ---- life ---- */
 
-static kvb_status_t watch(struct rend *end, struct kvb_io_watch *watch, int fd,
-                          void (*fn)(struct kvb_io_watch *, unsigned))
-{
-    *watch = (struct kvb_io_watch){.fd = fd, .fn = fn};
-    int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-        return KVB_ERR_IO;
-    }
-    return kvb_io_watch(end->io, watch, KVB_IO_READ);
-}
-
 kvb_status_t rend_open(struct rend *end, struct kvt_rdma_device *device, struct kvb_sched *sched,
                        struct kvb_io *io, uint32_t lanes)
 {
@@ -281,6 +306,8 @@ kvb_status_t rend_open(struct rend *end, struct kvt_rdma_device *device, struct 
         kvb_list_init(&end->lanes[i]);
     }
     kvb_list_init(&end->ready);
+    kvb_list_init(&end->unposted);
+    kvb_timer_init(&end->again, on_again);
     end->slabs = calloc(end->lanes_max, sizeof *end->slabs);
     if (end->slabs == NULL) {
         return KVB_ERR_NO_MEMORY;
@@ -291,7 +318,7 @@ kvb_status_t rend_open(struct rend *end, struct kvt_rdma_device *device, struct 
         status = rdev_status(errno);
         goto err_slabs;
     }
-    status = watch(end, &end->channel_watch, end->channel->fd, on_channel);
+    status = rwatch_open(&end->channel_watch, sched, io, end->channel->fd, take_events);
     if (status != KVB_OK) {
         goto err_channel;
     }
@@ -301,7 +328,8 @@ kvb_status_t rend_open(struct rend *end, struct kvt_rdma_device *device, struct 
         status = rdev_status(errno);
         goto err_channel_watch;
     }
-    status = watch(end, &end->completions_watch, end->completions->fd, on_completions);
+    status =
+        rwatch_open(&end->completions_watch, sched, io, end->completions->fd, take_completions);
     if (status != KVB_OK) {
         goto err_completions;
     }
@@ -328,11 +356,11 @@ err_received:
 err_srq:
     (void)verbs->ibv_destroy_srq(end->srq);
 err_completions_watch:
-    kvb_io_unwatch(io, &end->completions_watch);
+    rwatch_close(&end->completions_watch);
 err_completions:
     (void)verbs->ibv_destroy_comp_channel(end->completions);
 err_channel_watch:
-    kvb_io_unwatch(io, &end->channel_watch);
+    rwatch_close(&end->channel_watch);
 err_channel:
     verbs->rdma_destroy_event_channel(end->channel);
 err_slabs:
@@ -346,8 +374,9 @@ void rend_close(struct rend *end)
 {
     const struct kvt_verbs *verbs = end->device->verbs;
     kvb_assert(end->windows == 0);
-    kvb_io_unwatch(end->io, &end->completions_watch);
-    kvb_io_unwatch(end->io, &end->channel_watch);
+    kvb_sched_timer_clear(end->sched, &end->again);
+    rwatch_close(&end->completions_watch);
+    rwatch_close(&end->channel_watch);
     /* The receives end with their queue; then nothing writes into the buffers. */
     (void)verbs->ibv_destroy_srq(end->srq);
     (void)verbs->ibv_destroy_cq(end->received);

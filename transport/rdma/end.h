@@ -35,9 +35,9 @@ struct rend {
                   size_t len);
 
     struct rdma_event_channel *channel;
-    struct kvb_io_watch channel_watch;
+    struct rwatch channel_watch;
     struct ibv_comp_channel *completions;
-    struct kvb_io_watch completions_watch;
+    struct rwatch completions_watch;
     struct ibv_srq *srq;
     struct ibv_cq *received;
     uint32_t lanes_max; /* windows that fit the receive queue */
@@ -46,6 +46,9 @@ struct rend {
     uint32_t slabs_n;
     uint32_t windows;                    /* taken by lanes */
     struct kvb_list lanes[REND_BUCKETS]; /* those with a queue pair, by its number */
+    struct kvb_timer again;              /* what the device refused, a moment ago */
+    struct kvb_list unposted;            /* buffers that it did not take */
+    bool unarmed;                        /* completions of receives are not told */
     struct kvb_list ready;               /* those that have something to do after what was heard */
     uint32_t generation;                 /* of the last lane */
 };

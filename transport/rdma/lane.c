@@ -193,9 +193,18 @@ void rlane_poll(struct rlane *lane)
         }
     } while (n == POLL_STEP);
     if (n < 0) {
-        rdev_die(lane->end->device, "its completions cannot be read");
+        KVB_LOG_LIMITED(ERROR, "rdma: completions cannot be read",
+                        KVB_U64("lane", lane->generation));
         lose(lane, KVB_ERR_IO);
     }
+}
+
+void rlane_arm(struct rlane *lane)
+{
+    if (verbs_of(lane)->ibv_req_notify_cq(lane->cq, 0) != 0) {
+        lose(lane, KVB_ERR_IO);
+    }
+    rlane_poll(lane);
 }
 
 static void look_again(struct rlane *lane)
@@ -887,7 +896,11 @@ static void on_tick(struct kvb_timer *timer)
         lose(lane, KVB_ERR_IO);
     }
     if (!lane->admitted && now_ns >= lane->hello_deadline_ns) {
-        lose(lane, KVB_ERR_TIMEOUT);
+        bool nobody = lane->state < RLANE_ACCEPTED && lane->lost == KVB_OK;
+        if (nobody) { /* the library would go on asking for a minute */
+            rdev_count(lane->end->device, KVT_RDMA_CM_UNREACHABLE);
+        }
+        lose(lane, nobody ? KVB_ERR_UNAVAILABLE : KVB_ERR_TIMEOUT);
     }
     if (lane->admitted && now_ns >= lane->in.heard_ns + ms(common->silence_ms)) {
         lose(lane, KVB_ERR_TIMEOUT);

@@ -152,6 +152,8 @@ void rlane_event(struct rlane *lane, const struct rdma_cm_event *event, const ui
                  size_t len);
 /* Takes completions of its sends. */
 void rlane_poll(struct rlane *lane);
+/* The same, and is told of more (before it is emptied, or one would be missed). */
+void rlane_arm(struct rlane *lane);
 /* All that there is to do for it; the owner's calls are made from here. */
 void rlane_run(struct rlane *lane);
 

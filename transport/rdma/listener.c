@@ -10,7 +10,6 @@
 #include "base/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +25,7 @@ struct channel {
 struct kvt_rdma_listener {
     struct kvt_rdma_listener_config config;
     struct channel *channel;
-    struct kvb_io_watch watch;
+    struct rwatch watch;
     struct rdma_cm_id *id;
     uint16_t port;
 };
@@ -133,20 +132,15 @@ static void on_request(struct kvt_rdma_listener *listener, struct rdma_cm_id *id
     listener->config.accepted(listener->config.ctx, conn);
 }
 
-static void on_channel(struct kvb_io_watch *watch, unsigned events)
+static int take_events(struct rwatch *watch)
 {
-    (void)events;
     struct kvt_rdma_listener *listener = kvb_container_of(watch, struct kvt_rdma_listener, watch);
     const struct kvt_verbs *verbs = listener->channel->verbs;
     for (int i = 0; i < EVENTS_TURN; i++) {
         struct rdma_cm_event *event;
         errno = 0;
         if (verbs->rdma_get_cm_event(listener->channel->channel, &event) != 0) {
-            if (errno != EAGAIN && errno != EINTR) {
-                KVB_LOG(ERROR, "rdma: connections cannot be heard of any more", KVB_ERRNO(errno));
-                kvb_io_unwatch(listener->config.io, watch);
-            }
-            return;
+            return errno;
         }
         enum rdma_cm_event_type type = event->event;
         struct rdma_cm_id *id = event->id;
@@ -166,6 +160,7 @@ static void on_channel(struct kvb_io_watch *watch, unsigned events)
             rdev_die(listener->config.device, kvt_rdma_cause_text(KVT_RDMA_CM_DEVICE_REMOVAL));
         }
     }
+    return 0;
 }
 
 static kvb_status_t refuse(char *reason, const char *what, const char *address, int error)
@@ -212,17 +207,6 @@ static kvb_status_t bind_and_listen(struct kvt_rdma_listener *listener, struct s
     return KVB_OK;
 }
 
-static kvb_status_t watch_channel(struct kvt_rdma_listener *listener)
-{
-    int fd = listener->channel->channel->fd;
-    int flags = fcntl(fd, F_GETFL);
-    listener->watch = (struct kvb_io_watch){.fd = fd, .fn = on_channel};
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-        return KVB_ERR_IO;
-    }
-    return kvb_io_watch(listener->config.io, &listener->watch, KVB_IO_READ);
-}
-
 kvb_status_t kvt_rdma_listener_create(const struct kvt_rdma_listener_config *config,
                                       struct kvt_rdma_listener **listener_p,
                                       char reason[KVT_RDMA_REASON_MAX])
@@ -255,7 +239,8 @@ kvb_status_t kvt_rdma_listener_create(const struct kvt_rdma_listener_config *con
     if (status != KVB_OK) {
         goto err_channel;
     }
-    status = watch_channel(listener);
+    status =
+        rwatch_open(&listener->watch, config->sched, config->io, channel->channel->fd, take_events);
     if (status != KVB_OK) {
         (void)snprintf(reason, KVT_RDMA_REASON_MAX, "rdma: %s cannot be watched", config->address);
         (void)channel->verbs->rdma_destroy_id(listener->id);
@@ -279,7 +264,7 @@ void kvt_rdma_listener_destroy(struct kvt_rdma_listener *listener)
     if (listener == NULL) {
         return;
     }
-    kvb_io_unwatch(listener->config.io, &listener->watch);
+    rwatch_close(&listener->watch);
     (void)listener->channel->verbs->rdma_destroy_id(listener->id);
     channel_put(listener->channel);
     free(listener);

@@ -72,12 +72,22 @@ static kvb_status_t explain_no_memory(const struct kvt_rdma_device *device, uint
                        (unsigned long long)limit.rlim_cur);
         return KVB_ERR_LIMIT;
     }
+    bool finite = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     if (maps_max != 0 && maps + 16 >= maps_max) {
         (void)snprintf(reason, KVT_RDMA_REASON_MAX,
                        "%s cannot register %llu bytes: this process has %llu mappings of at most "
                        "%llu: raise vm.max_map_count",
                        device->info.device, (unsigned long long)len, (unsigned long long)maps,
                        (unsigned long long)maps_max);
+        return KVB_ERR_LIMIT;
+    }
+    if (finite) { /* it may be that, too: others of this user count as well on some kernels */
+        (void)snprintf(reason, KVT_RDMA_REASON_MAX,
+                       "%s cannot register %llu bytes: out of memory, or of locked memory: the "
+                       "limit is %llu (RLIMIT_MEMLOCK), of which %llu are locked: raise it (ulimit "
+                       "-l, LimitMEMLOCK= of the unit)",
+                       device->info.device, (unsigned long long)len,
+                       (unsigned long long)limit.rlim_cur, (unsigned long long)pinned);
         return KVB_ERR_LIMIT;
     }
     (void)snprintf(reason, KVT_RDMA_REASON_MAX,

@@ -42,7 +42,9 @@ struct request {
 enum lane_phase {
     LANE_GREETED, /* waits for: HELLO */
     LANE_TESTED,  /* waits for: PROOF */
-    LANE_ADMITTED
+    LANE_ADMITTED,
+    LANE_REFUSED /* waits for: its client to hear of it and go, until the handshake's time is over
+                  */
 };
 
 struct server_lane {
@@ -349,7 +351,8 @@ static kvb_status_t refuse(struct server_lane *lane, kvb_status_t why)
         WARN, "rdma: a connection was refused", KVB_STR("from", lane->from), KVB_STATUS(why),
         KVB_STR("reason", why == KVB_ERR_REFUSED ? "not the same secret" : kvb_status_text(why)));
     send_shake(lane, RWIRE_REFUSED, payload, sizeof payload);
-    return why;
+    lane->phase = LANE_REFUSED;
+    return KVB_OK;
 }
 
 static kvb_status_t on_hello(struct server_lane *lane, const uint8_t *payload, size_t len)
