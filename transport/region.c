@@ -287,6 +287,7 @@ static void on_imported(struct kvt_device_job *job, kvb_status_t status)
     kvt_region_done_fn done = region->registered;
     region->registered = NULL;
     region->imported = status == KVB_OK;
+    region->pinned_bytes = status == KVB_OK ? region->desc.len : 0;
     if (region->state == KVT_REGION_DRAINING) { /* given up meanwhile */
         kvb_sched_post(region->regions->sched, &region->step);
         status = KVB_ERR_CANCELED;
@@ -340,6 +341,7 @@ static void on_dropped(struct kvt_device_job *job, kvb_status_t status)
     struct kvt_region *region = kvb_container_of(job, struct kvt_region, job);
     if (status == KVB_OK) {
         region->imported = false;
+        region->pinned_bytes = 0;
         released(region);
         return;
     }

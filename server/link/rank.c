@@ -133,9 +133,24 @@ void kvp_link_rank_release(struct kvp_link_rank *rank)
     kvp_link_rank_settle(rank);
 }
 
+static void on_device_closed(void *arg)
+{
+    struct kvp_link_rank *rank = arg;
+    rank->device_closing = false;
+    kvp_link_rank_settle(rank);
+}
+
 void kvp_link_rank_settle(struct kvp_link_rank *rank)
 {
-    if (!rank->released || !kvp_tasks_none(rank) || !kvb_list_empty(&rank->regions)) {
+    if (!rank->released || !kvp_tasks_none(rank) || !kvb_list_empty(&rank->regions) ||
+        rank->device_closing) {
+        return;
+    }
+    if (rank->device != NULL) {
+        struct kvt_device *device = rank->device;
+        rank->device = NULL;
+        rank->device_closing = true;
+        rank->owner->config.devices->close(device, on_device_closed, rank);
         return;
     }
     kvb_assert(!kvp_link_rank_busy(rank));

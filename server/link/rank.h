@@ -81,11 +81,16 @@ struct kvp_link_rank {
     struct kvp_unregister unregister;
     struct {
         bool active;
+        uint32_t left; /* regions that a device has not got hold of yet */
         kvb_status_t status;
+        uint32_t ntags;
+        char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
         kvp_rank_done_fn done;
         void *arg;
         struct kvb_event event;
     } registering;
+    struct kvt_device *device; /* opened with the first region of such memory; NULL: none is open */
+    bool device_closing;
 };
 
 extern const struct kvp_rank_ops kvp_link_rank_ops;

@@ -12,11 +12,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#define REGISTER_MS 60000u /* until a device must have got hold of a region */
+
 /*
  * A slot is a number of the engine's; it remembers the tag and the highest generation for as long
  * as the rank lives. A region is one hand-over of it: at most one is the slot's present one, others
  * are on their way out (dropped), and go when the transport has let go of them and no task names
  * them.
+ *
+ * Memory of a device takes time to register: until then a hand-over is `pending`, its slot's
+ * present region stays the old one, and it is answered when it is over. A region that is dropped
+ * meanwhile is unregistered, which waits for that.
  *
  * The transport closes a region's descriptor when it is unregistered. Until the whole of an
  * unregister has succeeded a second descriptor is kept, so that what was undone can be registered
@@ -41,6 +47,9 @@ struct kvp_region {
     bool dropped;     /* not its slot's any more */
     bool in_op;       /* of the unregister in progress */
     bool in_op_left;  /* and not answered yet */
+    bool in_register; /* of the register in progress, and not over yet */
+    bool pending;     /* a hand-over, answered when it is registered */
+    uint64_t pending_seq;
     bool reply_waits; /* the hand-over that replaced it is answered when it is gone */
     uint64_t reply_seq;
 };
@@ -115,19 +124,44 @@ static void close_undo(struct kvp_region *region)
     }
 }
 
+/* Never had a region that was its own, and has none that may become it: else no register of its tag
+ * would ever succeed. */
+static bool slot_unused(const struct kvp_link_rank *rank, const struct kvp_slot *slot)
+{
+    kvb_list_each(&rank->regions, link)
+    {
+        if (kvb_container_of(link, struct kvp_region, link)->slot == slot) {
+            return false;
+        }
+    }
+    return slot->generation == 0;
+}
+
+/* No region of it is left. */
+static void drop_slot(struct kvp_link_rank *rank, struct kvp_slot *slot)
+{
+    kvb_list_remove(&slot->link);
+    rank->nslots--;
+    free(slot);
+}
+
 /* Last statement of its callers: it may free the rank. */
 static void settle(struct kvp_region *region)
 {
     enum kvt_region_state state = kvt_region_state(region->memory);
     if (!region->dropped || region->uses > 0 || state == KVT_REGION_REGISTERED ||
-        state == KVT_REGION_DRAINING) {
+        state == KVT_REGION_REGISTERING || state == KVT_REGION_DRAINING) {
         return;
     }
     struct kvp_link_rank *rank = region->rank;
+    struct kvp_slot *slot = region->slot;
     kvt_region_destroy(region->memory);
     close_undo(region);
     kvb_list_remove(&region->link);
     free(region);
+    if (slot_unused(rank, slot)) {
+        drop_slot(rank, slot);
+    }
     show(rank);
     kvp_link_rank_settle(rank);
 }
@@ -139,11 +173,22 @@ static void drop(struct kvp_region *region)
     if (region->slot->now == region) {
         region->slot->now = NULL;
     }
-    if (kvt_region_state(region->memory) == KVT_REGION_REGISTERED) {
+    enum kvt_region_state state = kvt_region_state(region->memory);
+    if (state == KVT_REGION_REGISTERED || state == KVT_REGION_REGISTERING) {
         start_unregister_now(region);
         return;
     }
     settle(region);
+}
+
+static void on_region_registered(void *arg, struct kvt_region *memory, kvb_status_t status);
+
+/* OK; IN_PROGRESS: on_region_registered() follows. */
+static kvb_status_t start_register(struct kvp_region *region)
+{
+    const struct kvb_clock *clock = region->rank->sched->clock;
+    return kvt_region_register_start(region->memory, kvb_deadline_in_ms(clock, REGISTER_MS),
+                                     on_region_registered, region);
 }
 
 /* A region of this slot from a descriptor, not registered. Takes fd. */
@@ -216,14 +261,6 @@ static kvb_status_t make_slot(struct kvp_link_rank *rank, const struct kvb_link_
     return KVB_OK;
 }
 
-/* No region of it is left. */
-static void drop_slot(struct kvp_link_rank *rank, struct kvp_slot *slot)
-{
-    kvb_list_remove(&slot->link);
-    rank->nslots--;
-    free(slot);
-}
-
 /* Index of the tag in rank->tags, added (admitted) if it is new; KVB_TAGS_MAX: no room. */
 static uint32_t find_tag(struct kvp_link_rank *rank, const char *tag)
 {
@@ -271,7 +308,22 @@ static kvb_status_t judge_hand_over(struct kvp_link_rank *rank, const struct kvb
     return KVB_OK;
 }
 
-/* A region of the slot, registered if its tag is not given up. Takes fd. */
+/* The device that reaches the rank's memory; NULL, if there are none here. */
+static kvb_status_t find_device(struct kvp_link_rank *rank, uint64_t owner,
+                                struct kvt_device **device_p)
+{
+    const struct kvp_link_config *config = &rank->owner->config;
+    if (rank->device == NULL && config->devices != NULL) {
+        kvb_status_t status = config->devices->open(config->ctx, rank->name, owner, &rank->device);
+        if (status != KVB_OK) {
+            return status;
+        }
+    }
+    *device_p = rank->device;
+    return KVB_OK;
+}
+
+/* A region of the slot, registered (or IN_PROGRESS) if its tag is not given up. Takes fd. */
 static kvb_status_t fresh_region(struct kvp_link_rank *rank, struct kvp_slot *slot,
                                  const struct kvb_link_region *msg, int fd,
                                  struct kvp_region **region_p)
@@ -288,19 +340,68 @@ static kvb_status_t fresh_region(struct kvp_link_rank *rank, struct kvp_slot *sl
     _Static_assert(sizeof desc.tag == sizeof msg->tag, "names have one length");
     memcpy(desc.tag, msg->tag, sizeof desc.tag);
     struct kvp_region *region;
-    kvb_status_t status = make_region(rank, slot, &desc, fd, &region);
+    kvb_status_t status = KVB_OK;
+    if (desc.kind == KVT_MEMORY_CUDA) {
+        status = find_device(rank, desc.owner, &desc.device);
+    }
+    if (status != KVB_OK) {
+        (void)close(fd);
+        return status;
+    }
+    status = make_region(rank, slot, &desc, fd, &region);
     if (status != KVB_OK) {
         return status;
     }
     if (rank->tags[find_tag(rank, slot->tag)].admitted || desc.host_resident) {
-        status = kvt_region_register(region->memory);
+        status = start_register(region);
     }
-    if (status != KVB_OK) {
+    if (status != KVB_OK && status != KVB_IN_PROGRESS) {
         drop(region);
         return status;
     }
     *region_p = region;
-    return KVB_OK;
+    return status;
+}
+
+/* The region is its slot's from now on. True: answered when the one that it replaces is gone. */
+static bool adopt(struct kvp_region *region, uint64_t seq)
+{
+    struct kvp_slot *slot = region->slot;
+    const struct kvt_region_desc *desc = kvt_region_desc(region->memory);
+    struct kvp_region *old = slot->now;
+    slot->now = region;
+    slot->generation = desc->generation;
+    slot->host_resident = desc->host_resident;
+    show(region->rank);
+    if (old == NULL) {
+        return false;
+    }
+    enum kvt_region_state state = kvt_region_state(old->memory);
+    bool waits = state == KVT_REGION_REGISTERED || state == KVT_REGION_DRAINING;
+    old->reply_waits = waits;
+    old->reply_seq = seq;
+    drop(old);
+    return waits;
+}
+
+/* Last statement of its callers. */
+static void end_hand_over(struct kvp_region *region, kvb_status_t status)
+{
+    struct kvp_link_rank *rank = region->rank;
+    uint64_t seq = region->pending_seq;
+    bool connected = rank->connected;
+    if (status == KVB_OK &&
+        kvt_region_desc(region->memory)->generation <= region->slot->generation) {
+        status = KVB_ERR_GENERATION; /* a newer one came meanwhile */
+    }
+    bool waits = status == KVB_OK && adopt(region, seq);
+    if (status != KVB_OK) {
+        drop(region); /* it may free the rank, if that is not connected */
+    }
+    if (!connected || waits) {
+        return;
+    }
+    kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, seq, status);
 }
 
 void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
@@ -308,34 +409,26 @@ void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
 {
     struct kvp_slot *slot;
     struct kvp_region *region;
-    struct kvp_region *old;
-    bool first = find_slot(rank, msg->region) == NULL;
     kvb_status_t status = judge_hand_over(rank, msg, &slot);
     if (status != KVB_OK) {
         (void)close(fd);
         goto out_reply;
     }
     status = fresh_region(rank, slot, msg, fd, &region);
+    if (status == KVB_IN_PROGRESS) {
+        region->pending = true;
+        region->pending_seq = seq;
+        return;
+    }
     if (status != KVB_OK) {
-        if (first) { /* else no register of its tag would ever succeed */
+        slot = find_slot(rank, msg->region); /* it may have gone with the region */
+        if (slot != NULL && slot_unused(rank, slot)) {
             drop_slot(rank, slot);
         }
         goto out_reply;
     }
-    old = slot->now;
-    slot->now = region;
-    slot->generation = msg->generation;
-    slot->host_resident = (msg->flags & KVB_REGION_HOST_RESIDENT) != 0;
-    show(rank);
-    if (old != NULL) {
-        enum kvt_region_state state = kvt_region_state(old->memory);
-        bool waits = state == KVT_REGION_REGISTERED || state == KVT_REGION_DRAINING;
-        old->reply_waits = waits;
-        old->reply_seq = seq;
-        drop(old);
-        if (waits) {
-            return; /* answered when the old one is gone */
-        }
+    if (adopt(region, seq)) {
+        return;
     }
 out_reply:
     kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, seq, status);
@@ -387,9 +480,9 @@ static void register_again(struct kvp_region *old)
     struct kvp_region *region = NULL;
     kvb_status_t status = make_region(rank, slot, kvt_region_desc(old->memory), fd, &region);
     if (status == KVB_OK) {
-        status = kvt_region_register(region->memory);
+        status = start_register(region);
     }
-    if (status != KVB_OK) {
+    if (status != KVB_OK && status != KVB_IN_PROGRESS) {
         KVB_LOG(ERROR, "region could not be registered again", KVB_STR("rank", rank->name),
                 KVB_U64("region", slot->number), KVB_STR("tag", slot->tag), KVB_STATUS(status));
         if (region != NULL) {
@@ -428,8 +521,8 @@ static void register_mapped(struct kvp_link_rank *rank, const struct kvp_unregis
             kvt_region_state(slot->now->memory) != KVT_REGION_MAPPED) {
             continue;
         }
-        kvb_status_t status = kvt_region_register(slot->now->memory);
-        if (status != KVB_OK) {
+        kvb_status_t status = start_register(slot->now);
+        if (status != KVB_OK && status != KVB_IN_PROGRESS) {
             KVB_LOG(ERROR, "region could not be registered", KVB_STR("rank", rank->name),
                     KVB_U64("region", slot->number), KVB_STR("tag", slot->tag), KVB_STATUS(status));
             drop(slot->now);
@@ -530,13 +623,14 @@ static void begin_unregister(struct kvp_link_rank *rank, const char (*tags)[KVB_
         enum kvt_region_state state = kvt_region_state(region->memory);
         if (kvt_region_desc(region->memory)->host_resident ||
             !has_tag(tags, ntags, region->slot->tag) ||
-            (state != KVT_REGION_REGISTERED && state != KVT_REGION_DRAINING)) {
+            (state != KVT_REGION_REGISTERED && state != KVT_REGION_REGISTERING &&
+             state != KVT_REGION_DRAINING)) {
             continue;
         }
         region->in_op = true;
         region->in_op_left = true;
         op->left++;
-        if (state == KVT_REGION_REGISTERED) {
+        if (state != KVT_REGION_DRAINING) {
             start_unregister(region, drain_ns, deadline_ns);
         } /* else it was replaced, and is on its way out: it may be the same memory */
     }
@@ -556,6 +650,8 @@ void kvp_regions_unregister(struct kvp_link_rank *rank, const char (*tags)[KVB_N
 static kvb_status_t register_slots(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX],
                                    uint32_t ntags)
 {
+    rank->registering.left = 0;
+    rank->registering.status = KVB_OK;
     kvb_list_each(&rank->slots, link)
     {
         const struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
@@ -572,8 +668,11 @@ static kvb_status_t register_slots(struct kvp_link_rank *rank, const char (*tags
             kvt_region_state(slot->now->memory) != KVT_REGION_MAPPED) {
             continue;
         }
-        kvb_status_t status = kvt_region_register(slot->now->memory);
-        if (status != KVB_OK) {
+        kvb_status_t status = start_register(slot->now);
+        if (status == KVB_IN_PROGRESS) {
+            slot->now->in_register = true;
+            rank->registering.left++;
+        } else if (status != KVB_OK) {
             KVB_LOG(ERROR, "region could not be registered", KVB_STR("rank", rank->name),
                     KVB_U64("region", slot->number), KVB_STR("tag", slot->tag), KVB_STATUS(status));
             return status;
@@ -589,27 +688,76 @@ static void on_registered(struct kvb_event *event)
     rank->registering.done(rank->registering.arg, rank->registering.status);
 }
 
-void kvp_regions_register(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX],
-                          uint32_t ntags, kvp_rank_done_fn done, void *arg)
+/* What is still on its way is not waited for any more. */
+static void forget_registering(struct kvp_link_rank *rank)
 {
-    kvb_assert(!rank->registering.active);
-    kvb_status_t status =
-        !rank->connected ? KVB_ERR_DISCONNECTED : register_slots(rank, tags, ntags);
+    kvb_list_each(&rank->regions, link)
+    {
+        kvb_container_of(link, struct kvp_region, link)->in_register = false;
+    }
+    rank->registering.left = 0;
+}
+
+static void finish_register(struct kvp_link_rank *rank, kvb_status_t status)
+{
+    const char(*tags)[KVB_NAME_MAX] = (const char(*)[KVB_NAME_MAX])rank->registering.tags;
+    uint32_t ntags = rank->registering.ntags;
+    forget_registering(rank);
     if (status != KVB_OK && rank->connected) {
+        rank->registering.active = false;
         begin_unregister(rank, tags, ntags,
                          kvb_deadline_in_ms(rank->sched->clock, rank->owner->config.abort_ms),
-                         status, done, arg);
+                         status, rank->registering.done, rank->registering.arg);
         return;
     }
     if (status == KVB_OK) {
         admit(rank, tags, ntags, true);
         show(rank);
     }
-    rank->registering.active = true;
     rank->registering.status = status;
+    kvb_sched_post(rank->sched, &rank->registering.event);
+}
+
+void kvp_regions_register(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX],
+                          uint32_t ntags, kvp_rank_done_fn done, void *arg)
+{
+    kvb_assert(!rank->registering.active && ntags <= KVB_TAGS_MAX);
+    rank->registering.active = true;
     rank->registering.done = done;
     rank->registering.arg = arg;
-    kvb_sched_post(rank->sched, &rank->registering.event);
+    rank->registering.ntags = ntags;
+    memcpy(rank->registering.tags, tags, ntags * sizeof tags[0]);
+    kvb_status_t status =
+        !rank->connected ? KVB_ERR_DISCONNECTED : register_slots(rank, tags, ntags);
+    if (status != KVB_OK || rank->registering.left == 0) {
+        finish_register(rank, status);
+    }
+}
+
+/* A region whose memory is a device's; it may be dropped already (CANCELED). */
+static void on_region_registered(void *arg, struct kvt_region *memory, kvb_status_t status)
+{
+    struct kvp_region *region = arg;
+    struct kvp_link_rank *rank = region->rank;
+    kvb_assert(memory == region->memory);
+    if (status != KVB_OK && status != KVB_ERR_CANCELED) {
+        KVB_LOG_LIMITED(ERROR, "region could not be registered", KVB_STR("rank", rank->name),
+                        KVB_U64("region", region->slot->number), KVB_STR("tag", region->slot->tag),
+                        KVB_STATUS(status));
+    }
+    show(rank);
+    if (region->pending) {
+        region->pending = false;
+        end_hand_over(region, status);
+    } else if (region->in_register) { /* undone by the register in progress, if need be */
+        region->in_register = false;
+        rank->registering.status = status != KVB_OK ? status : rank->registering.status;
+        if (--rank->registering.left == 0) {
+            finish_register(rank, rank->registering.status);
+        }
+    } else if (status != KVB_OK) {
+        drop(region);
+    }
 }
 
 uint32_t kvp_regions_registered(const struct kvp_link_rank *rank, const char *tag,
@@ -649,6 +797,7 @@ void kvp_regions_init(struct kvp_link_rank *rank, const struct kvb_link_hello *h
 
 void kvp_regions_stop(struct kvp_link_rank *rank)
 {
+    forget_registering(rank);
     kvb_list_each(&rank->regions, link)
     {
         struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
@@ -665,6 +814,7 @@ void kvp_regions_stop(struct kvp_link_rank *rank)
     }
     if (rank->registering.active) {
         rank->registering.status = KVB_ERR_DISCONNECTED;
+        kvb_sched_post(rank->sched, &rank->registering.event);
     }
 }
 

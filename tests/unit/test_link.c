@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_device.h"
 #include "fake_transport.h"
 #include "link/link.h"
 #include "metrics.h"
@@ -205,6 +206,51 @@ static char dir[64];
 static char path[96];
 static char store_object; /* its address stands for the store */
 
+/* Of a rank's memory that this process does not reach; one at a time. */
+static struct fake_device device;
+static struct {
+    uint32_t opened, closed;
+    kvb_status_t refuse;
+    void (*done)(void *arg);
+    void *arg;
+} devices;
+
+static kvb_status_t open_device(void *ctx, const char *rank, uint64_t owner,
+                                struct kvt_device **device_p)
+{
+    (void)ctx;
+    cr_assert_str_eq(rank, "a/0");
+    cr_assert_eq(owner, 7 * KVB_RANKS_MAX);
+    if (devices.refuse != KVB_OK) {
+        return devices.refuse;
+    }
+    cr_assert_eq(devices.opened, devices.closed);
+    devices.opened++;
+    fake_device_init(&device, regions, &sim.sched, 8192, 8192);
+    *device_p = &device.base;
+    return KVB_OK;
+}
+
+static void on_pool_gone(void *arg, struct kvt_region *pool, kvb_status_t status)
+{
+    (void)arg;
+    cr_assert_eq(status, KVB_OK);
+    kvt_region_destroy(pool);
+    fake_device_free(&device);
+    devices.closed++;
+    devices.done(devices.arg);
+}
+
+static void close_device(struct kvt_device *its, void (*done)(void *arg), void *arg)
+{
+    cr_assert(its == &device.base && kvb_list_empty(&device.jobs) && device.imported == 0);
+    devices.done = done;
+    devices.arg = arg;
+    kvt_region_unregister(its->pool, sim.now_ns, sim.now_ns + 1, on_pool_gone, NULL);
+}
+
+static const struct kvp_link_devices device_ops = {.open = open_device, .close = close_device};
+
 static void turn(void)
 {
     for (int i = 0; i < 6; i++) {
@@ -227,6 +273,7 @@ static struct kvp_link_config config_now(void)
         .transfer_ms = 60000,
         .abort_ms = 200,
         .metrics = metrics,
+        .devices = &device_ops,
     };
 }
 
@@ -235,6 +282,7 @@ static void setup(void)
     metrics = kvb_metrics_create(kvp_metric_table, KVP_METRIC_COUNT);
     memset(&fleet, 0, sizeof fleet);
     memset(&store, 0, sizeof store);
+    memset(&devices, 0, sizeof devices);
     kvb_list_init(&store.batches);
     kvb_log_threshold = KVB_LOG_ERROR;
     sim_init(&sim, sim_seed(1));
@@ -271,6 +319,7 @@ static void stop_link(void)
 static void teardown(void)
 {
     stop_link();
+    cr_assert_eq(devices.opened, devices.closed);
     kvt_transport_destroy(&transport->base);
     kvt_regions_destroy(regions);
     kvb_metrics_destroy(metrics);
@@ -434,11 +483,13 @@ static kvb_status_t next_status(const struct engine *engine, uint16_t type)
     return status;
 }
 
+static uint8_t memory_kind = KVB_MEMORY_HOST; /* of what is handed over */
+
 static void send_region(struct engine *engine, uint32_t number, uint64_t generation,
                         const struct test_memory *memory, const char *tag, uint8_t flags)
 {
     struct kvb_link_region msg = {.region = number,
-                                  .kind = KVB_MEMORY_HOST,
+                                  .kind = memory_kind,
                                   .flags = flags,
                                   .len = memory->len,
                                   .generation = generation};
@@ -1819,4 +1870,212 @@ Test(link, disconnecting_a_rank_tells_its_instance_later)
     cr_assert(closed(&engine));
     cr_assert_eq(fleet.gone, 1);
     (void)close(engine.fd);
+}
+
+/* ---- memory of a device: it takes time to register ---- */
+
+static struct engine gpu_engine(void)
+{
+    memory_kind = KVB_MEMORY_CUDA;
+    test_memory_init(&memory1, "link-one", 8192);
+    test_memory_init(&memory2, "link-two", 8192);
+    return engine_attach();
+}
+
+static void end_job(kvb_status_t status)
+{
+    struct kvt_device_job *job = fake_device_job(&device);
+    cr_assert_not_null(job);
+    fake_device_end(&device, job, status);
+    turn();
+}
+
+static bool answered(const struct engine *engine)
+{
+    turn();
+    char byte;
+    return recv(engine->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 1;
+}
+
+Test(link, memory_of_a_device_is_answered_for_when_the_device_has_it)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(devices.opened, 0, "no device before there is need of one");
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    device.hold[FAKE_IMPORT] = true;
+    send_region(&engine, 2, 1, &memory2, "kv_cache", 0);
+    cr_assert_not(answered(&engine));
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1);
+    end_job(KVB_OK);
+    cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2);
+    cr_expect_eq(pinned_of(2), 8192);
+    uint64_t seq = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    end_batch(KVB_OK);
+    turn();
+    cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+    cr_assert_eq(devices.opened, 1);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(device.imported, 0);
+    cr_expect_eq(pinned_of(1) + pinned_of(2), 0);
+    engine_end(&engine);
+}
+
+Test(link, memory_that_the_device_refuses_is_refused_and_the_same_hand_over_works_later)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    devices.refuse = KVB_ERR_LIMIT;
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_ERR_LIMIT);
+    devices.refuse = KVB_OK;
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    device.fail[FAKE_IMPORT] = KVB_ERR_UNSUPPORTED;
+    cr_assert_eq(hand_over(&engine, 2, 1, &memory2, "kv_cache", 0), KVB_ERR_UNSUPPORTED);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_OK, "the refused one is nobody's");
+    cr_assert_eq(hand_over(&engine, 2, 1, &memory2, "kv_cache", 0), KVB_OK);
+    engine_end(&engine);
+}
+
+Test(link, a_hand_over_on_its_way_is_given_up_by_an_unregister)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    device.hold[FAKE_IMPORT] = true;
+    send_region(&engine, 2, 1, &memory2, "kv_cache", 0);
+    turn();
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->unregister(rank->impl, kv_cache, 1, sim_in_ms(&sim, 1000), on_done, &answer);
+    turn();
+    cr_assert_eq(answer.times, 0, "the device may have it");
+    end_job(KVB_OK);
+    cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_ERR_CANCELED);
+    cr_assert_eq(answer.times, 1);
+    cr_assert_eq(answer.status, KVB_OK);
+    cr_assert_eq(device.imported, 0);
+    device.hold[FAKE_IMPORT] = false;
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(device.imported, 0, "not before the wake's own step");
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_eq(device.imported, 1);
+    engine_end(&engine);
+}
+
+Test(link, a_wake_waits_for_every_region_of_a_device_and_is_undone_if_one_fails)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 1, &memory2, "kv_cache", 0), KVB_OK);
+    kvb_status_t ends[] = {KVB_ERR_NO_MEMORY, KVB_OK};
+    for (uint64_t i = 0; i < 2; i++) {
+        cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+        cr_assert_eq(hand_over(&engine, 1, 2 + i, &memory1, "kv_cache", 0), KVB_OK);
+        cr_assert_eq(hand_over(&engine, 2, 2 + i, &memory2, "kv_cache", 0), KVB_OK);
+        device.hold[FAKE_IMPORT] = true;
+        struct answer answer = {0};
+        open_calls++;
+        rank->ops->register_(rank->impl, kv_cache, 1, on_done, &answer);
+        sim_advance(&sim, 1000);
+        end_job(KVB_OK);
+        cr_assert_eq(answer.times, 0);
+        end_job(ends[i]);
+        sim_advance(&sim, 1000);
+        device.hold[FAKE_IMPORT] = false;
+        cr_assert_eq(answer.times, 1);
+        cr_assert_eq(answer.status, ends[i]);
+        cr_assert_eq(device.imported, i == 0 ? 0 : 2, "all or nothing");
+    }
+    engine_end(&engine);
+}
+
+Test(link, a_failed_release_of_a_device_is_undone)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 1, &memory2, "kv_cache", 0), KVB_OK);
+    device.fail[FAKE_DROP] = KVB_ERR_TIMEOUT;
+    cr_assert_eq(unregister(rank, 1000).status, KVB_ERR_TIMEOUT);
+    cr_assert_eq(device.imported, 2, "as before");
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(device.imported, 0);
+    engine_end(&engine);
+}
+
+Test(link, new_memory_of_a_device_replaces_the_old_when_it_is_there)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    device.hold[FAKE_IMPORT] = true;
+    send_region(&engine, 1, 2, &memory2, "kv_cache", 0);
+    turn();
+    cr_assert_eq(device.imported, 1);
+    send_region(&engine, 1, 3, &memory1, "kv_cache", 0); /* and a newer one that is faster */
+    turn();
+    struct kvt_device_job *slow = fake_device_job(&device);
+    struct kvt_device_job *fast =
+        kvb_container_of(device.jobs.next->next, struct kvt_device_job, link);
+    device.hold[FAKE_DROP] = true;
+    fake_device_end(&device, fast, KVB_OK);
+    cr_assert_not(answered(&engine), "the old one is still held");
+    fake_device_end(&device, slow, KVB_OK);
+    cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_ERR_GENERATION);
+    device.hold[FAKE_DROP] = false;
+    kvb_sched_post(&sim.sched, &device.turn);
+    cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_OK);
+    turn();
+    cr_assert_eq(device.imported, 1);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1);
+    engine_end(&engine);
+}
+
+Test(link, an_engine_that_goes_while_its_memory_is_on_its_way_leaves_nothing)
+{
+    for (int registering = 0; registering < 2; registering++) {
+        struct engine engine = gpu_engine();
+        struct kvp_rank *rank = rank_now();
+        struct answer answer = {0};
+        cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+        if (registering) {
+            cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+            cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+            device.hold[FAKE_IMPORT] = true;
+            open_calls++;
+            rank->ops->register_(rank->impl, kv_cache, 1, on_done, &answer);
+        } else {
+            device.hold[FAKE_IMPORT] = true;
+            send_region(&engine, 2, 1, &memory2, "kv_cache", 0);
+        }
+        turn();
+        (void)close(engine.fd);
+        turn();
+        cr_assert_eq(answer.times, registering);
+        cr_assert_eq(answer.status, registering ? KVB_ERR_DISCONNECTED : KVB_OK);
+        cr_assert_eq(devices.closed, devices.opened - 1, "it may hold something yet");
+        end_job(KVB_OK);
+        sim_advance(&sim, 1000);
+        turn();
+        cr_assert_eq(device.imported, 0);
+        cr_assert_eq(devices.closed, devices.opened);
+        test_memory_cleanup(&memory1);
+        test_memory_cleanup(&memory2);
+    }
+}
+
+Test(link, memory_of_a_device_is_refused_where_there_are_none)
+{
+    stop_link();
+    struct kvp_link_config config = config_now();
+    config.devices = NULL;
+    cr_assert_eq(kvp_link_create(&config, &link_), KVB_OK);
+    struct engine engine = gpu_engine();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_ERR_UNSUPPORTED);
+    engine_end(&engine);
 }
