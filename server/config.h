@@ -70,6 +70,9 @@
       "batches that wait in each queue of an engine rank")                                         \
     X(running_max, COUNT, "running-max", "16", "1 1024",                                           \
       "batches that run in each queue of an engine rank")                                          \
+    X(cuda_pool_bytes, BYTES, "cuda-pool-bytes", "64MiB", "1MiB 64GiB",                            \
+      "pinned memory through which the GPU memory of one engine rank moves: at least one batch "   \
+      "entry's bytes; taken when a rank hands GPU memory over")                                    \
     KVP_REST_KEYS(X)                                                                               \
     X(fault, TEXT, "fault", "", "",                                                                \
       "take a protection out, to see that the rehearsal notices (only in builds for that; "        \

@@ -6,6 +6,7 @@
 #include "config_values.h"
 #include "control.h"
 #include "control/probes.h"
+#include "devices.h"
 #include "http/http.h"
 #include "link/link.h"
 #include "loop.h"
@@ -40,6 +41,7 @@ struct kvp_daemon {
     struct kvp_storage *storage;
     struct kvp_board *board;
     struct kvp_fleet *fleet;
+    struct kvp_devices devices;
     struct kvp_link *link;
     struct kvp_control *control;
     struct kvp_http *http;
@@ -281,6 +283,13 @@ static kvb_status_t create_fleet(struct kvp_daemon *daemon)
 static kvb_status_t create_link(struct kvp_daemon *daemon)
 {
     const struct kvp_config *config = daemon->config;
+    daemon->devices = (struct kvp_devices){
+        .sched = kvp_loop_sched(daemon->loop),
+        .io = kvp_loop_io(daemon->loop),
+        .regions = kvp_storage_regions(daemon->storage),
+        .socket = config->engine_socket,
+        .pool_len = config->cuda_pool_bytes,
+    };
     const struct kvp_link_config link = {
         .sched = kvp_loop_sched(daemon->loop),
         .loop = kvp_loop_uv(daemon->loop),
@@ -297,6 +306,8 @@ static kvb_status_t create_link(struct kvp_daemon *daemon)
         .abort_ms = config->abort_bound,
         .tenant_allowed = tenant_allowed,
         .ctx = daemon,
+        .devices = &kvp_device_ops,
+        .devices_ctx = &daemon->devices,
     };
     return kvp_link_create(&link, &daemon->link);
 }

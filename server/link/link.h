@@ -19,8 +19,11 @@ struct kvp_link;
 struct uv_loop_s;
 
 /* Memory that another process reaches for us (a GPU's: transport/cuda.h), one device for each rank
- * that hands some over. close: later done, exactly once; nothing of it is held then. */
+ * that hands some over. close: later done, exactly once; nothing of it is held then. clear: ends
+ * what an earlier daemon left and may hold such memory; called once, with the socket's lock held
+ * and before anybody is admitted; may take seconds. NULL: nothing to do. */
 struct kvp_link_devices {
+    kvb_status_t (*clear)(void *ctx);
     kvb_status_t (*open)(void *ctx, const char *rank, uint64_t owner, struct kvt_device **device_p);
     void (*close)(struct kvt_device *device, void (*done)(void *arg), void *arg);
 };
@@ -41,8 +44,9 @@ struct kvp_link_config {
     uint64_t abort_ms;    /* the same once it was asked to stop */
     /* May an engine claim this tenant? NULL: any. reason: at least 256 bytes. */
     bool (*tenant_allowed)(void *ctx, const char *tenant, char *reason, size_t reason_cap);
-    const struct kvp_link_devices *devices; /* NULL: such regions are refused, UNSUPPORTED */
     void *ctx;
+    const struct kvp_link_devices *devices; /* NULL: such regions are refused, UNSUPPORTED */
+    void *devices_ctx;
 };
 
 /*

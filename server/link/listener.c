@@ -162,7 +162,12 @@ kvb_status_t kvp_listener_create(struct kvp_link *link, struct kvp_listener **li
     if (status != KVB_OK) {
         goto err_free;
     }
-    status = bind_socket(listener->path, &listener->fd);
+    if (link->config.devices != NULL && link->config.devices->clear != NULL) {
+        status = link->config.devices->clear(link->config.devices_ctx);
+    }
+    if (status == KVB_OK) {
+        status = bind_socket(listener->path, &listener->fd);
+    }
     if (status != KVB_OK) {
         goto err_lock;
     }

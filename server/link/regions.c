@@ -314,7 +314,8 @@ static kvb_status_t find_device(struct kvp_link_rank *rank, uint64_t owner,
 {
     const struct kvp_link_config *config = &rank->owner->config;
     if (rank->device == NULL && config->devices != NULL) {
-        kvb_status_t status = config->devices->open(config->ctx, rank->name, owner, &rank->device);
+        kvb_status_t status =
+            config->devices->open(config->devices_ctx, rank->name, owner, &rank->device);
         if (status != KVB_OK) {
             return status;
         }
