@@ -5,6 +5,7 @@ against the pattern of tenant, key, part and weights."""
 import os
 import signal
 import struct
+import subprocess
 import threading
 import unittest
 
@@ -12,6 +13,7 @@ import harness
 
 HELLO = 1
 SCHEDULER, WORKER = 1, 2
+GROUPS = os.environ.get("KVPLANE_GROUPS", "build/debug/kvplane_groups")
 
 
 def hello(rank, world, roles=SCHEDULER | WORKER, local=None, instance="raw", tp=0, store_tp=0,
@@ -155,6 +157,24 @@ class Ranks(harness.Case):
             judged(self, engine.run(0, 10, use_cache=False))
             self.assertGreater(judged(self, engine.run(0, 10, use_cache=False))["hits"], 0)
         self.clean(engine, daemon)
+
+    def test_groups_of_layers_have_blocks_of_their_own_and_host_memory_stays(self):
+        daemon = self.daemon()
+        groups = harness.Process([daemon.socket], self.directory, "groups", program=GROUPS,
+                                 stdin=subprocess.PIPE)
+        self.processes.append(groups)
+        groups.line("groups ok")
+        for _ in range(3):
+            view = daemon.instance("two")
+            self.assertEqual(view["regions"]["registered"], 4)
+            daemon.ok("/sleep?instance=two&level=2")
+            self.assertEqual(daemon.instance("two")["regions"]["registered"], 2, "host-resident")
+            daemon.ok("/wake_up?instance=two")
+        self.assertEqual(daemon.instance("two")["regions"], view["regions"])
+        self.assertEqual(daemon.instance("one")["regions"]["registered"], 2)
+        groups.popen.stdin.close()
+        self.assertEqual(groups.popen.wait(harness.DEADLINE_S), 0)
+        self.clean(daemon)
 
     # Each rank is killed in each phase. The engine makes the phase last.
     PHASES = (("/sleep?level=1&mode=wait", "pause-late:1500", "pause"),
