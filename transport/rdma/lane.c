@@ -152,6 +152,7 @@ static void slot_retire(struct rlane *lane, struct rslot *slot, kvb_status_t sta
     kvb_assert(work->posted > 0 && lane->out.works > 0);
     work->posted--;
     lane->out.works--;
+    lane->out.bytes -= slot->bytes;
     if (status != KVB_OK) {
         work->status = work->status == KVB_OK ? status : work->status;
     } else if (work->status == KVB_OK) {
@@ -536,6 +537,9 @@ uint32_t rlane_post(struct rlane *lane, struct rwork *work, struct ibv_send_wr *
     uint32_t taken = post(lane, wrs, n);
     work->posted += taken;
     lane->out.works += taken;
+    for (uint32_t i = 0; i < taken; i++) {
+        lane->out.bytes += slot_of(lane, lane->out.head - taken + i)->bytes;
+    }
     return taken;
 }
 

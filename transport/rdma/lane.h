@@ -117,6 +117,7 @@ struct rlane {
         uint32_t run;        /* unsignalled since the last signalled one */
         uint32_t run_buffers;
         uint32_t works; /* slots under way that have work */
+        uint64_t bytes; /* of it */
         uint8_t *pages; /* buffers_n of them */
         size_t pages_len;
         struct ibv_mr *mr;

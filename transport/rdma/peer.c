@@ -10,8 +10,8 @@
  * last word to it came by. All calls to the user come from the peer's event, never out of a lane.
  *
  * A transfer that is to stop while work of it is posted waits for that to come back; halfway to its
- * bound its queue pair is given up, so that all of it comes back flushed, and at the bound the
- * queue pair is destroyed.
+ * bound its queue pair is given up, so that all of it comes back flushed, and halfway from there
+ * the queue pair is destroyed: so whoever waits until the bound finds it ended.
  */
 #include "body.h"
 #include "defaults.h"
@@ -30,7 +30,8 @@
 #define ASK_COST 64u
 /* Of questions that a lane has not had its answers to. */
 #define TEXT_MAX (4u << 20)
-/* Of one READ or WRITE, and of all that are posted of one transfer. */
+/* Of one READ or WRITE, and of all that are posted on a lane: enough for any wire, and little
+ * enough to come back soon when it is to stop. */
 #define WORK_BYTES   (256u << 10)
 #define POSTED_BYTES (4u << 20)
 /* Hashed of one transfer, and of all of a lane, in one turn. */
@@ -81,7 +82,6 @@ struct ask {
     uint8_t *extents; /* as they came; to be freed */
     uint32_t extents_n, extent;
     uint32_t extent_offset;
-    uint64_t asked_bytes; /* posted so far */
 };
 
 enum lane_phase {
@@ -325,7 +325,9 @@ static void on_deadline(struct kvb_timer *timer)
     rdev_count(peer->device, KVT_RDMA_QUIESCED);
     KVB_LOG_LIMITED(WARN, "rdma: a queue pair is given up to stop a transfer",
                     KVB_STR("address", peer->address), KVB_U64("lane", ask->lane->lane.generation));
-    rlane_fail_by(&ask->lane->lane, KVB_ERR_CANCELED, ask->stop_ns);
+    uint64_t now_ns = now_of(peer);
+    uint64_t left_ns = ask->stop_ns > now_ns ? ask->stop_ns - now_ns : 0;
+    rlane_fail_by(&ask->lane->lane, KVB_ERR_CANCELED, now_ns + left_ns / 2);
 }
 
 static void peer_cancel(struct kvt_transport *transport, struct kvt_transfer *transfer,
@@ -371,7 +373,6 @@ static bool next_work(struct ask *ask, uint64_t max, struct ibv_sge *sges, struc
     };
     kvt_body_skip(&ask->ahead, total);
     ask->extent_offset += (uint32_t)total;
-    ask->asked_bytes += total;
     if (ask->extent_offset == extent.len) {
         ask->extent++;
         ask->extent_offset = 0;
@@ -382,12 +383,11 @@ static bool next_work(struct ask *ask, uint64_t max, struct ibv_sge *sges, struc
 struct place { /* of an ask, before a work request of its batch */
     struct kvt_body ahead;
     uint32_t extent, extent_offset;
-    uint64_t asked_bytes;
 };
 
 static struct place place_of(const struct ask *ask)
 {
-    return (struct place){ask->ahead, ask->extent, ask->extent_offset, ask->asked_bytes};
+    return (struct place){ask->ahead, ask->extent, ask->extent_offset};
 }
 
 static void go_back(struct ask *ask, const struct place *place)
@@ -395,7 +395,6 @@ static void go_back(struct ask *ask, const struct place *place)
     ask->ahead = place->ahead;
     ask->extent = place->extent;
     ask->extent_offset = place->extent_offset;
-    ask->asked_bytes = place->asked_bytes;
 }
 
 /* Posts what may be posted of it, one batch. NOT OK: it cannot go on. */
@@ -406,15 +405,16 @@ static kvb_status_t post_work(struct ask *ask)
     struct ibv_send_wr wrs[BATCH];
     struct place before[BATCH];
     uint32_t n = 0;
+    uint64_t bytes = 0;
     uint32_t room = rlane_room(lane);
     room = room < BATCH ? room : BATCH;
-    while (n < room && ask->ahead.left > 0 &&
-           ask->asked_bytes - ask->work.bytes + WORK_BYTES <= POSTED_BYTES) {
+    while (n < room && ask->ahead.left > 0 && lane->out.bytes + bytes < POSTED_BYTES) {
         before[n] = place_of(ask);
         if (!next_work(ask, WORK_BYTES, sges[n], &wrs[n])) {
             go_back(ask, &before[n]);
             return KVB_ERR_GENERATION;
         }
+        bytes += before[n].ahead.left - ask->ahead.left;
         n++;
     }
     if (n > 0) {
@@ -501,6 +501,10 @@ static void lane_turn(struct rlane *base)
         move(ask, &budget);
         more = more || (ask->state == ASK_MOVING && !kvb_list_empty(&ask->moving) && can_hash(ask));
     }
+    struct kvb_list *first = kvb_list_pop(&lane->moving);
+    if (first != NULL) { /* another one has the first say next time */
+        kvb_list_push_back(&lane->moving, first);
+    }
     if (more) {
         rlane_kick(base);
     }
@@ -540,7 +544,6 @@ static void granted(struct ask *ask, const uint8_t *extents, uint32_t n)
     memcpy(ask->extents, extents, (size_t)n * RWIRE_EXTENT_LEN);
     ask->extents_n = n;
     ask->extent = ask->extent_offset = 0;
-    ask->asked_bytes = 0;
     ask->work = (struct rwork){.status = KVB_OK};
     kvb_list_init(&ask->work.link);
     ask->ahead = ask->unhashed = kvt_body_slices(ask->transfer->slices, ask->body_len);

@@ -65,9 +65,10 @@ struct kvt_rdma_server {
     struct kvt_rdma_server_config config;
     struct kvt_identity identity;
     struct rend end;
-    struct kvb_list lanes;
-    uint32_t lanes_n;
+    struct kvb_list lanes; /* admitted */
     uint32_t admitted;
+    struct kvb_list strangers; /* the others, the oldest first: their number is no peer's loss */
+    uint32_t strangers_n;
     struct rlane_totals totals;
     struct kvt_peer_stats counted;
     uint8_t *room; /* for the extents of one grant */
@@ -374,6 +375,21 @@ static kvb_status_t on_hello(struct server_lane *lane, const uint8_t *payload, s
     return KVB_OK;
 }
 
+static bool too_many_from(struct kvt_rdma_server *server, const char *from)
+{
+    uint32_t n = 0;
+    kvb_list_each(&server->lanes, link)
+    {
+        n += strcmp(kvb_container_of(link, struct server_lane, link)->from, from) == 0;
+    }
+    return n >= server->config.lanes_each_max;
+}
+
+static bool has_room(struct kvt_rdma_server *server, const char *from)
+{
+    return server->admitted < server->config.lanes_max && !too_many_from(server, from);
+}
+
 static kvb_status_t on_proof(struct server_lane *lane, const uint8_t *proof)
 {
     struct kvt_rdma_server *server = lane->server;
@@ -381,6 +397,9 @@ static kvb_status_t on_proof(struct server_lane *lane, const uint8_t *proof)
     uint8_t identity[KVT_PAYLOAD_MAX];
     size_t identity_len = 0;
     kvb_status_t status = kvt_proof_check(&kvt_rdma_protocol, &config->common, &lane->shake, proof);
+    if (status == KVB_OK && !has_room(server, lane->from)) { /* others were faster */
+        return KVB_ERR_LIMIT;
+    }
     if (status == KVB_OK) {
         status = kvt_identity_make(&kvt_rdma_protocol, &config->common, &lane->shake,
                                    &server->identity, identity, &identity_len);
@@ -393,6 +412,9 @@ static kvb_status_t on_proof(struct server_lane *lane, const uint8_t *proof)
         return refuse(lane, status);
     }
     lane->phase = LANE_ADMITTED;
+    kvb_list_remove(&lane->link);
+    server->strangers_n--;
+    kvb_list_push_back(&server->lanes, &lane->link);
     server->admitted++;
     server->counted.connects++;
     send_shake(lane, RWIRE_ADMITTED, identity, identity_len);
@@ -444,15 +466,15 @@ static void lane_end(struct server_lane *lane)
     struct kvt_rdma_server *server = lane->server;
     const struct kvt_rdma_server_config *config = &server->config;
 
+    bool admitted = lane->phase == LANE_ADMITTED;
     kvb_list_remove(&lane->link);
-    server->lanes_n--;
+    *(admitted ? &server->admitted : &server->strangers_n) -= 1;
     for (struct kvb_list *link; (link = kvb_list_first(&lane->all)) != NULL;) {
         struct request *request = kvb_container_of(link, struct request, link);
         config->ops->gone(config->ctx, &request->is);
         request_free(request);
     }
-    if (lane->phase == LANE_ADMITTED) {
-        server->admitted--;
+    if (admitted) {
         config->ops->closed(config->ctx, lane->session);
     }
     free(lane);
@@ -505,6 +527,7 @@ kvb_status_t kvt_rdma_server_create(const struct kvt_rdma_server_config *given,
     struct kvt_rdma_server_config config = *given;
     kvt_default_u32(&config.lanes_max, 256);
     kvt_default_u32(&config.lanes_each_max, 64);
+    kvt_default_u32(&config.strangers_max, 64);
     kvt_default_u32(&config.requests_max, 256);
     if (!kvt_common_defaults(&config.common) || !kvt_name_valid(config.name, strlen(config.name))) {
         return KVB_ERR_INVALID;
@@ -517,15 +540,31 @@ kvb_status_t kvt_rdma_server_create(const struct kvt_rdma_server_config *given,
     server->identity.incarnation = config.incarnation;
     memcpy(server->identity.name, config.name, strlen(config.name) + 1);
     kvb_list_init(&server->lanes);
-    kvb_status_t status =
-        rend_open(&server->end, config.device, config.sched, config.io, config.lanes_max);
+    kvb_list_init(&server->strangers);
+    uint64_t lanes = (uint64_t)config.lanes_max + config.strangers_max;
+    kvb_status_t status = rend_open(&server->end, config.device, config.sched, config.io,
+                                    lanes < UINT32_MAX ? (uint32_t)lanes : UINT32_MAX);
     if (status != KVB_OK) {
         free(server);
         return status;
     }
+    if (server->end.lanes_max < lanes) { /* the device has room for fewer */
+        uint32_t fit = server->end.lanes_max;
+        server->config.strangers_max = fit > 4 ? fit / 4 : 1;
+        server->config.lanes_max = fit - server->config.strangers_max;
+    }
     server->end.event = on_event;
     *server_p = server;
     return KVB_OK;
+}
+
+static void end_all(struct kvb_list *lanes)
+{
+    for (struct kvb_list *link; (link = kvb_list_first(lanes)) != NULL;) {
+        struct server_lane *lane = kvb_container_of(link, struct server_lane, link);
+        rlane_close(&lane->lane);
+        lane_end(lane);
+    }
 }
 
 void kvt_rdma_server_destroy(struct kvt_rdma_server *server)
@@ -533,24 +572,11 @@ void kvt_rdma_server_destroy(struct kvt_rdma_server *server)
     if (server == NULL) {
         return;
     }
-    for (struct kvb_list *link; (link = kvb_list_first(&server->lanes)) != NULL;) {
-        struct server_lane *lane = kvb_container_of(link, struct server_lane, link);
-        rlane_close(&lane->lane);
-        lane_end(lane);
-    }
+    end_all(&server->strangers);
+    end_all(&server->lanes);
     rend_close(&server->end);
     free(server->room);
     free(server);
-}
-
-static bool too_many_from(struct kvt_rdma_server *server, const char *from)
-{
-    uint32_t n = 0;
-    kvb_list_each(&server->lanes, link)
-    {
-        n += strcmp(kvb_container_of(link, struct server_lane, link)->from, from) == 0;
-    }
-    return n >= server->config.lanes_each_max;
 }
 
 kvb_status_t kvt_rdma_server_adopt(struct kvt_rdma_server *server, struct kvt_rdma_conn *conn)
@@ -558,14 +584,18 @@ kvb_status_t kvt_rdma_server_adopt(struct kvt_rdma_server *server, struct kvt_rd
     struct rwire_connect wants;
     char from[64];
     rconn_from(conn, from, sizeof from);
-    kvb_status_t status = server->lanes_n >= server->config.lanes_max || too_many_from(server, from)
-                              ? KVB_ERR_LIMIT
-                              : rconn_wants(conn, &wants);
+    kvb_status_t status = has_room(server, from) ? rconn_wants(conn, &wants) : KVB_ERR_LIMIT;
     struct server_lane *lane = status == KVB_OK ? calloc(1, sizeof *lane) : NULL;
     if (lane == NULL) {
         status = status == KVB_OK ? KVB_ERR_NO_MEMORY : status;
         rconn_reject(conn, status == KVB_ERR_PROTOCOL ? KVB_ERR_UNSUPPORTED : status);
         return status;
+    }
+    if (server->strangers_n == server->config.strangers_max) {
+        struct kvb_list *oldest = kvb_list_first(&server->strangers);
+        struct server_lane *stranger = kvb_container_of(oldest, struct server_lane, link);
+        rlane_close(&stranger->lane);
+        lane_lost(&stranger->lane, KVB_ERR_LIMIT);
     }
     rlane_init(&lane->lane);
     lane->server = server;
@@ -582,8 +612,8 @@ kvb_status_t kvt_rdma_server_adopt(struct kvt_rdma_server *server, struct kvt_rd
         free(lane);
         return status;
     }
-    kvb_list_push_back(&server->lanes, &lane->link);
-    server->lanes_n++;
+    kvb_list_push_back(&server->strangers, &lane->link);
+    server->strangers_n++;
     return KVB_OK;
 }
 

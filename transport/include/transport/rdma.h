@@ -231,8 +231,11 @@ struct kvt_rdma_server_config {
     struct kvb_io *io;
     const char *name; /* of the node; at most 63 bytes */
     uint64_t incarnation;
-    uint32_t lanes_max;      /* of this server; 0: 256, or what the device's queues can hold */
-    uint32_t lanes_each_max; /* from one remote address; 0: 64 */
+    uint32_t lanes_max;      /* admitted ones, of this server; 0: 256, or what the device's queues
+                                can hold */
+    uint32_t lanes_each_max; /* of these, from one remote address; 0: 64 */
+    uint32_t strangers_max;  /* not admitted yet, beside those; when one more comes the oldest goes;
+                                0: 64 */
     uint32_t requests_max;   /* of one lane, not answered; agreed at connect; 0: 256 */
     const struct kvt_server_ops *ops;
     void *ctx;
