@@ -622,9 +622,11 @@ static void spare_the_fake(bool inside)
  * the same, and then works. */
 Test(etcd_answers, an_allocation_that_fails_costs_nothing_but_a_retry, .timeout = 300)
 {
-    const char *all = getenv("KVPLANE_EVERY_ALLOCATION");
-    uint64_t stride = all != NULL ? 1 : 41; /* those of JSON are thousands */
-    json_set_alloc_funcs(malloc, free);
+    /* Those of JSON are thousands: some of them, or each of all others. (Not each: jansson 2.14
+     * writes beyond its buffer when there is no memory for some of what it reads.) */
+    bool each = getenv("KVPLANE_EVERY_ALLOCATION") != NULL;
+    uint64_t stride = each ? 1 : 41;
+    json_set_alloc_funcs(each ? __real_malloc : malloc, free);
     for (uint64_t n = 0;; n += n < 40 ? 1 : stride) {
         struct rig rig = {0};
         const struct kvs_space space = {"t", "l"};
