@@ -107,7 +107,7 @@ static bool take(void *ctx, size_t i, const char *value)
         return strcmp(value, "auto") == 0 || strcmp(value, "rdma") == 0 ||
                strcmp(value, "tcp") == 0;
     case SET_BLOCK_BYTES:
-        return kve_option_number32(value, 1, 1u << 24, &r->block_bytes);
+        return kve_option_number32(value, 256, 1u << 24, &r->block_bytes);
     case SET_SLOW:
         return kve_option_number32(value, 1, 100, &r->slow);
     case SET_HELP:
@@ -325,6 +325,7 @@ int kve_rehearse_main(int argc, char **argv)
         .requests = 600,
         .seed = 1,
         .slow = 1,
+        .block_bytes = KVE_BLOCK_BYTES,
         .nmembers = KVE_MEMBERS,
         .nstores = KVE_STORES,
         .a = {.instance = "A", .weights = 1},

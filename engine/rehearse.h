@@ -49,6 +49,8 @@ enum kve_naming {
 
 /* ---- the stage ---- */
 
+#define KVE_BLOCK_BYTES 16384u
+
 /* What tells that a process is ready. */
 enum kve_readiness {
     KVE_READY_LINE,    /* a line `kvplane [store] ready … URL`; the URL is its REST API */
@@ -145,7 +147,7 @@ struct kve_rehearsal {
     uint32_t nmembers;        /* of etcd */
     uint32_t nstores;         /* of a cluster */
     const char *transport;    /* of its nodes and daemons; NULL: as they are */
-    uint32_t block_bytes;     /* of the engines; 0: as they are */
+    uint32_t block_bytes;     /* of the engines; small ones need small stores */
     uint32_t slow;            /* every bound is so many times as long */
     uint32_t steps, requests;
     uint64_t seed;

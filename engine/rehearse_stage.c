@@ -264,7 +264,9 @@ static bool write_secret(struct kve_rehearsal *r)
 
 static uint64_t store_bytes(const struct kve_rehearsal *r)
 {
-    return r->fault == NULL ? STORE_BYTES : STORE_BYTES_FAULT;
+    uint64_t bytes = r->fault == NULL ? STORE_BYTES : STORE_BYTES_FAULT;
+
+    return r->block_bytes < KVE_BLOCK_BYTES ? bytes * r->block_bytes / KVE_BLOCK_BYTES : bytes;
 }
 
 static void add_stores(struct kve_rehearsal *r, const struct etcd_ports *ports)
@@ -323,9 +325,7 @@ void kve_side_engine_args(struct kve_rehearsal *r, struct kve_side *side, bool f
     if (r->fault != NULL) {
         arg(engine, "--max-running=16"); /* many at a time: most of them are held */
     }
-    if (r->block_bytes > 0) {
-        arg(engine, "--block-bytes=%" PRIu32, r->block_bytes);
-    }
+    arg(engine, "--block-bytes=%" PRIu32, r->block_bytes);
     if (side->tracks_lineage) {
         arg(engine, "--tracks-lineage");
     }
