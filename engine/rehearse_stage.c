@@ -19,6 +19,7 @@
 #define START_MS 30000
 #define LEASE_MS 10000
 #define ETCD_MS  3000
+#define NODE_MS  5000
 #define TENANT   "rehearsal"
 /* Enough for what a step promises; in fault runs so small that space is used again at once. */
 #define STORE_BYTES       (512u << 20)
@@ -382,6 +383,7 @@ static bool set_cluster(struct kve_rehearsal *r)
         cluster_args(r, daemon, &ports);
         arg(daemon, "--store-bytes=%" PRIu32 "MiB", r->share_mib);
         arg(daemon, "--name-grace=%s", NAME_GRACE);
+        arg(daemon, "--node-bound=%" PRIu32 "ms", kve_rehearse_bound(r, NODE_MS));
         if (r->share_mib > 0) {
             arg(daemon, "--node-name=%s", name);
             arg(daemon, "--cluster-listen=127.0.0.1:%u", free_port());

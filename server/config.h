@@ -55,6 +55,9 @@
     X(share_drain_bound, TIME, "share-drain-bound", "20s", "0s 24h",                               \
       "a daemon that is asked to end waits so long for the readers of its share in a cluster")     \
     X(transfer_bound, TIME, "transfer-bound", "60s", "1ms 1h", "one batch of puts or gets")        \
+    X(node_bound, TIME, "node-bound", "5s", "100ms 10m",                                           \
+      "a store node that has not answered a put or get by then, beside the time for its bytes, "   \
+      "has failed; a lookup by a tenth of it")                                                     \
     X(abort_bound, TIME, "abort-bound", "200ms", "1ms 60s", "the same once it was asked to stop")  \
     X(slot_wait, TIME, "slot-wait", "30s", "0s 1h",                                                \
       "how long an operation waits while another one runs")                                        \

@@ -230,6 +230,11 @@ kvb_status_t kvp_storage_create(const struct kvp_config *config, struct kvp_loop
         status = kvs_client_create(sched, &storage->client);
     }
     if (status == KVB_OK) {
+        kvs_client_set_health(storage->client, &(struct kvs_client_health){
+                                                   .lookup_ms = (uint32_t)config->node_bound / 10,
+                                                   .transfer_ms = (uint32_t)config->node_bound});
+    }
+    if (status == KVB_OK) {
         status = config->etcd[0] != '\0' ? create_in_cluster(storage) : create_alone(storage);
     }
     if (status == KVB_OK) {
