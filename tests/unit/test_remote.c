@@ -245,6 +245,16 @@ Test(remote, a_way_that_never_connects_costs_nothing_where_another_does)
     close_two_ways(&two);
 }
 
+static kvb_status_t asked_status;
+static uint32_t nasked;
+
+static void on_asked(struct kvs_remote_tenants *ask, kvb_status_t status)
+{
+    (void)ask;
+    asked_status = status;
+    nasked++;
+}
+
 /* Between the loss of a way and the word of it, questions go on by the next one. */
 Test(remote, a_way_that_was_lost_a_moment_ago_is_passed_over)
 {
@@ -253,6 +263,12 @@ Test(remote, a_way_that_was_lost_a_moment_ago_is_passed_over)
     sim_advance(&two.store.sim, 100);
     unserve_fast(&two);
     cr_expect(way_of(&two, 0).up, "nobody has been told");
+    struct kvs_remote_tenants ask = {.done = on_asked}; /* is begun inside the call */
+    cr_assert_eq(kvs_remote_tenants(two.store.node, sim_in_ms(&two.store.sim, 1000), &ask), KVB_OK);
+    cr_expect_eq(way_of(&two, 0).stats.transfers, 2, "its status, and now");
+    sim_settle(&two.store.sim);
+    cr_expect_eq(nasked, 1);
+    cr_expect_eq(asked_status, KVB_OK, "%s", kvb_status_label(asked_status));
     cr_expect_eq(look_up(&two), KVB_ERR_NOT_FOUND, "the node's answer");
     close_two_ways(&two);
 }
