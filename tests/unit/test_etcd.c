@@ -68,6 +68,17 @@ static bool no_etcd(void)
     return getenv(ETCD_RIG_ENV) == NULL;
 }
 
+/* False: there is no etcd here. */
+static bool begin(struct real_loop *loop, char prefix[64])
+{
+    if (no_etcd()) {
+        return false;
+    }
+    real_init(loop, sim_seed(1));
+    (void)etcd_rig_prefix(prefix);
+    return true;
+}
+
 static void start_on(struct process *process, struct real_loop *loop, const char *url,
                      const char *prefix)
 {
@@ -205,15 +216,13 @@ static kvb_status_t retire(struct instance *instance, struct kvb_lineage lineage
 
 Test(etcd, two_processes_that_race_for_a_name_share_one_lineage)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -237,16 +246,14 @@ Test(etcd, two_processes_that_race_for_a_name_share_one_lineage)
 
 Test(etcd, a_member_of_another_process_is_told_and_waited_for)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     struct ask ask;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -281,15 +288,13 @@ Test(etcd, a_member_of_another_process_is_told_and_waited_for)
 
 Test(etcd, one_that_is_told_in_an_outage_hears_it_after_and_is_waited_for_until_then)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -316,16 +321,14 @@ Test(etcd, one_that_is_told_in_an_outage_hears_it_after_and_is_waited_for_until_
  * to leave. */
 Test(etcd, one_whose_lease_has_ended_has_left_before_anybody_is_answered_success)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     struct ask ask;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -388,15 +391,13 @@ Test(etcd, a_lease_that_is_taken_away_makes_its_members_leave_at_once)
 /* A member that dies with its process (no goodbye) is waited for as long as its lease lives. */
 Test(etcd, a_process_that_dies_is_waited_for_until_its_lease_ends)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -423,16 +424,14 @@ static bool cut_txn(void *ctx, const char *data, uint32_t len)
 
 Test(etcd, what_was_sent_and_not_answered_happens_once)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     uint32_t cuts = 0;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     p.rig.proxy.cut_after = cut_txn;
@@ -484,17 +483,15 @@ static bool cut_and_stay_away(void *ctx, const char *data, uint32_t len)
 /* The request is sent again when what it bound was retired meanwhile: that must stay retired. */
 Test(etcd, a_lineage_that_was_retired_is_never_bound_again)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     struct ask ask;
     char prefix[64];
     bool seen = false;
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -566,17 +563,15 @@ Test(etcd, alone_in_its_space_a_reset_is_one_transaction)
 /* The batch that was sent before is done as it was then; what comes after it goes with another. */
 Test(etcd, what_is_abandoned_in_an_outage_is_retired_after_it)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a;
     uint32_t cuts = 0;
     char prefix[64];
     const struct kvb_lineage before = {{7, 1}}, in_it = {{7, 2}};
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     p.rig.proxy.cut_after = cut_txn;
@@ -633,15 +628,13 @@ Test(etcd, every_operation_ends_within_its_bound_and_says_unavailable)
 /* What was left behind by an outage in the middle of everything does no harm when it arrives. */
 Test(etcd, a_flapping_connection_ends_in_order)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -683,16 +676,14 @@ static struct etcd_cluster ours(void)
 
 Test(etcd, what_was_compacted_while_away_is_read_anew)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     char prefix[64], out[4096];
     struct etcd_cluster cluster = ours();
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -740,15 +731,13 @@ static bool cut_watch(void *ctx, const char *data, uint32_t len)
  * through it tells. */
 Test(etcd, a_silent_watch_is_noticed_and_replaced)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a, b;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "a");
@@ -783,15 +772,13 @@ Test(etcd, a_silent_watch_is_noticed_and_replaced)
 
 Test(etcd, nodes_come_change_and_go)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct ask ask;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     struct kvs_node_record node = {
@@ -834,14 +821,12 @@ Test(etcd, nodes_come_change_and_go)
 
 Test(etcd, a_node_that_starts_again_replaces_its_record_and_one_that_was_replaced_stays_away)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process old, fresh, watcher;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&watcher, &loop, prefix);
     start(&old, &loop, prefix);
     struct kvs_node_record node = {.name = "n1", .address = "h:1", .incarnation = 1};
@@ -865,15 +850,13 @@ Test(etcd, a_node_that_starts_again_replaces_its_record_and_one_that_was_replace
 
 Test(etcd, a_node_that_was_replaced_while_it_lived_takes_nothing_along_and_may_come_back)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process old, fresh, watcher;
     struct ask ask;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&watcher, &loop, prefix);
     start(&old, &loop, prefix);
     start(&fresh, &loop, prefix);
@@ -910,15 +893,13 @@ Test(etcd, a_node_that_was_replaced_while_it_lived_takes_nothing_along_and_may_c
 
 Test(etcd, quotas_are_told_and_taken_back)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q, late;
     struct ask ask;
     char prefix[64];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     kvs_coordinator_set_quota(p.rig.coordinator, "a.b", 1ull << 40, asked(&ask));
@@ -963,15 +944,13 @@ static struct seen seen_by(struct process *process)
 
 Test(etcd, instances_show_their_state_and_a_token_that_grows)
 {
-    if (no_etcd()) {
-        return;
-    }
     struct real_loop loop;
     struct process p, q;
     struct instance a;
     char prefix[64], long_text[1100];
-    real_init(&loop, sim_seed(1));
-    (void)etcd_rig_prefix(prefix);
+    if (!begin(&loop, prefix)) {
+        return;
+    }
     start(&p, &loop, prefix);
     start(&q, &loop, prefix);
     join(&a, &p, "i-1");
