@@ -32,7 +32,8 @@ struct rank_call {
     struct kvp_rank *rank;
 };
 
-/* What stands for the weights of all ranks: with one rank its own name, else a hash of them all. */
+/* What stands for the weights of all ranks: the name that all of them give, else a hash of theirs.
+ */
 static void combine_names(const struct lineage_call *call, char name[KVB_WEIGHTS_NAME_MAX])
 {
     bool alike = true;
