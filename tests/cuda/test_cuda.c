@@ -7,9 +7,11 @@
 #include "lock.h"
 #include "real_loop.h"
 #include "rig.h"
+#include "test_memory.h"
 
 #include "base/xxh3.h"
 #include "engine.h"
+#include "fail_alloc.h"
 #include "transport/cuda.h"
 #include "transport/transport.h"
 
@@ -18,6 +20,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -730,6 +733,115 @@ Test(cuda, the_context_is_lost_at_each_step_of_copying, .timeout = 100)
     fail_copies(FAKE_CUDA_POISON, CUDA_ERROR_ILLEGAL_ADDRESS, KVB_ERR_IO, false);
 }
 
+/* ---- this process is out of something ---- */
+
+Test(cuda, each_allocation_fails_once_and_a_retry_works, .timeout = 100)
+{
+    struct setup s;
+    setup(&s);
+    close_device(&s);
+    uint64_t failures = 0;
+    bool hit = true;
+    for (uint64_t n = 0; hit; n++) { /* opening */
+        struct kvt_cuda_config config = {.sched = &s.loop.sim.sched,
+                                         .io = &s.loop.io,
+                                         .regions = s.regions,
+                                         .program = program(),
+                                         .lock_path = s.lock_path,
+                                         .owner = 7,
+                                         .pool_len = POOL,
+                                         .start_ms = LIMIT_MS};
+        size_t fds = test_count_fds();
+        fail_alloc_arm(n);
+        kvb_status_t status = kvt_cuda_open(&config, &s.device);
+        hit = fail_alloc_disarm();
+        cr_assert_eq(status, hit ? KVB_ERR_NO_MEMORY : KVB_OK);
+        cr_assert(!hit || test_count_fds() == fds);
+        failures += hit;
+    }
+    hand_over(&s);
+    hit = true;
+    for (uint64_t n = 0; hit; n++) { /* importing, with a helper that starts */
+        fail_alloc_arm(n);
+        kvb_status_t status = register_region(&s);
+        hit = fail_alloc_disarm();
+        cr_assert(hit ? status == KVB_ERR_NO_MEMORY : status == KVB_OK, "%s",
+                  kvb_status_label(status));
+        cr_assert(cuda_rig_comes_to(&s.rig, s.asleep + LEN + (hit ? 0 : FAKE_CUDA_CONTEXT)));
+        failures += hit;
+    }
+    for (enum kvt_direction direction = KVT_TO_SHARE; direction <= KVT_FROM_SHARE; direction++) {
+        hit = true;
+        for (uint64_t n = 0; hit; n++) { /* copying */
+            start_transfer(&s, 0, direction, 0, 8192, 0);
+            run_until_ended(&s, 1);
+            cr_assert_eq(s.status[0], KVB_OK);
+            fail_alloc_arm(n);
+            kvb_status_t status = kvt_transfer_start(s.transport, &s.transfer[0]);
+            if (status == KVB_OK) {
+                run_until_ended(&s, 1);
+                status = s.status[0];
+            }
+            hit = fail_alloc_disarm();
+            cr_assert_eq(status, hit ? KVB_ERR_NO_MEMORY : KVB_OK);
+            failures += hit;
+        }
+    }
+    hit = true;
+    for (uint64_t n = 0; hit; n++) { /* letting go: always */
+        fail_alloc_arm(n);
+        cr_assert_eq(unregister_region(&s), KVB_OK);
+        hit = fail_alloc_disarm();
+        cr_assert(cuda_rig_comes_to(&s.rig, s.asleep + LEN));
+        hand_over(&s);
+        cr_assert_eq(register_region(&s), KVB_OK);
+        failures += hit;
+    }
+    cr_assert_geq(failures, 12, "%u", (unsigned)failures);
+    cr_assert_eq(unregister_region(&s), KVB_OK);
+    cleanup(&s);
+}
+
+Test(cuda, a_helper_that_cannot_be_watched_is_not_left_behind)
+{
+    struct setup s;
+    setup(&s);
+    hand_over(&s);
+    for (uint64_t n = 0; n < 2; n++) {
+        size_t fds = test_count_fds();
+        s.loop.fail_watch_after = n;
+        cr_assert_eq(register_region(&s), KVB_ERR_NO_MEMORY);
+        s.loop.fail_watch_after = UINT64_MAX;
+        cr_assert_eq(test_count_fds(), fds);
+        cr_assert_eq(waitpid(-1, NULL, WNOHANG), -1, "no child is left");
+        cr_assert(cuda_rig_comes_to(&s.rig, s.asleep + LEN));
+    }
+    cr_assert_eq(register_region(&s), KVB_OK);
+    cr_assert_eq(unregister_region(&s), KVB_OK);
+    cleanup(&s);
+}
+
+Test(cuda, a_process_out_of_descriptors_says_so)
+{
+    struct setup s;
+    setup(&s);
+    hand_over(&s);
+    size_t fds = test_count_fds() - 3; /* ".", ".." and the folder itself */
+    struct rlimit old, few;
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+    for (size_t n = 0; n < 3; n++) {
+        few = (struct rlimit){.rlim_cur = fds + n, .rlim_max = old.rlim_max};
+        cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+        kvb_status_t status = register_region(&s);
+        cr_assert_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+        cr_assert_eq(status, KVB_ERR_LIMIT, "%zu more: %s", n, kvb_status_label(status));
+        cr_assert_eq(test_count_fds() - 3, fds);
+    }
+    cr_assert_eq(register_region(&s), KVB_OK);
+    cr_assert_eq(unregister_region(&s), KVB_OK);
+    cleanup(&s);
+}
+
 /* ---- one's fault is not another's ---- */
 
 Test(cuda, a_lost_context_is_told_with_its_cause_and_harms_no_other_engine)
@@ -935,9 +1047,11 @@ Test(cuda, a_machine_without_a_gpu_says_so)
 
 /* ---- daemons that die, and helpers that are left ---- */
 
-/* Another daemon, with an engine of its own, which is killed with a region registered; hangs: its
- * helper then hangs in the driver. */
-static void daemon_is_killed(bool hangs)
+enum { HANGS = 1, FORKED = 2 };
+
+/* Another daemon, with an engine of its own, which is killed with a region registered. HANGS: its
+ * helper then hangs in the driver. FORKED: a child of the daemon's lives on, and has its socket. */
+static void daemon_is_killed(int how)
 {
     struct cuda_rig rig;
     if (!cuda_rig_init(&rig, 64)) {
@@ -959,7 +1073,7 @@ static void daemon_is_killed(bool hangs)
         setup_engine(&s);
         hand_over(&s);
         kvb_assert(register_region(&s) == KVB_OK);
-        if (hangs) {
+        if ((how & HANGS) != 0) {
             cuda_rig_arm(&rig, 1, FAKE_CUDA_HANG, 0);
             start_unregister(&s, LIMIT_MS, 2 * LIMIT_MS);
             while (atomic_load(&rig.control->fired) == 0) {
@@ -967,16 +1081,23 @@ static void daemon_is_killed(bool hangs)
             }
         }
         engine_free(&s.engine, &s.memory);
-        kvb_assert(write(done[1], "x", 1) == 1);
+        pid_t child = (how & FORKED) != 0 ? fork() : getpid();
+        if (child != 0) {
+            kvb_assert(write(done[1], &child, sizeof child) == sizeof child);
+        }
         for (;;) {
             (void)pause();
         }
     }
-    char byte;
-    cr_assert_eq(read(done[0], &byte, 1), 1);
+    pid_t child;
+    cr_assert_eq(read(done[0], &child, sizeof child), sizeof child);
     cr_assert_eq(cuda_rig_held(&rig), LEN + 2 * FAKE_CUDA_CONTEXT, "the helper has it");
     cr_assert_eq(kill(daemon, SIGKILL), 0);
     cr_assert_eq(waitpid(daemon, NULL, 0), daemon);
+    if ((how & FORKED) != 0) { /* it has the engine's context, being its child, too */
+        cr_assert(cuda_rig_comes_to(&rig, FAKE_CUDA_CONTEXT));
+        cr_assert_eq(kill(child, SIGKILL), 0);
+    }
     cr_assert(cuda_rig_comes_to(&rig, 0), "%llu bytes are held",
               (unsigned long long)cuda_rig_held(&rig));
     (void)close(done[0]);
@@ -986,12 +1107,52 @@ static void daemon_is_killed(bool hangs)
 
 Test(cuda, a_helper_ends_with_its_daemon)
 {
-    daemon_is_killed(false);
+    daemon_is_killed(0);
 }
 
 Test(cuda, a_helper_that_hangs_ends_with_its_daemon)
 {
-    daemon_is_killed(true);
+    daemon_is_killed(HANGS);
+}
+
+Test(cuda, a_helper_ends_with_its_daemon_though_a_child_of_that_has_its_socket)
+{
+    daemon_is_killed(FORKED);
+    daemon_is_killed(FORKED | HANGS);
+}
+
+/* By hand: nobody kills it here, and its parent lives on. */
+Test(cuda, a_helper_that_hangs_ends_when_its_socket_is_closed)
+{
+    struct setup s;
+    setup(&s);
+    int sockets[2];
+    char lock[160], parent[16];
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets), 0);
+    (void)snprintf(lock, sizeof lock, "%s/lock2", s.rig.dir);
+    (void)snprintf(parent, sizeof parent, "%d", (int)getpid());
+    cuda_rig_arm(&s.rig, 1, FAKE_CUDA_HANG, 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int pool = memfd_create("pool", 0);
+        (void)!ftruncate(pool, POOL);
+        (void)dup2(pool, 100);
+        (void)dup2(sockets[1], KVT_CUDA_SOCKET_FD);
+        (void)dup2(100, KVT_CUDA_POOL_FD);
+        (void)execl(program(), program(), KVT_CUDA_HELPER_COMMAND, lock, parent, NULL);
+        _exit(127);
+    }
+    (void)close(sockets[1]);
+    for (uint32_t i = 0; i < LIMIT_MS && atomic_load(&s.rig.control->fired) == 0; i++) {
+        real_run_for(&s.loop, 1);
+    }
+    cr_assert(cuda_rig_disarm(&s.rig));
+    cr_assert_eq(waitpid(pid, NULL, WNOHANG), 0);
+    (void)close(sockets[0]);
+    int how;
+    cr_assert_eq(waitpid(pid, &how, 0), pid);
+    cr_assert(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    cleanup(&s);
 }
 
 /* Somebody who holds the lock and does not end by himself. */
