@@ -93,7 +93,11 @@ typedef struct kvplane_token {
 
 enum kvplane_pause_mode { KVPLANE_PAUSE_ABORT, KVPLANE_PAUSE_WAIT, KVPLANE_PAUSE_KEEP };
 enum kvplane_role { KVPLANE_ROLE_SCHEDULER = 1, KVPLANE_ROLE_WORKER = 2, KVPLANE_ROLE_BOTH = 3 };
-enum kvplane_memory { KVPLANE_MEMORY_HOST = 0, KVPLANE_MEMORY_CUDA = 1 };
+enum kvplane_memory {
+    KVPLANE_MEMORY_HOST = 0,
+    KVPLANE_MEMORY_CUDA = 1,       /* cuMemExportToShareableHandle, POSIX_FILE_DESCRIPTOR */
+    KVPLANE_MEMORY_CUDA_FABRIC = 2 /* the same, FABRIC */
+};
 enum kvplane_residency { KVPLANE_RESIDENT, KVPLANE_OFFLOADED, KVPLANE_DISCARDED, KVPLANE_UNKNOWN };
 
 struct kvplane_tag_state {
@@ -255,8 +259,8 @@ struct kvplane_region {
     enum kvplane_memory kind;
     const char *tag;    /* "kv_cache", "weights", … */
     bool host_resident; /* sleep does not touch it */
-    int fd; /* HOST: a memfd sealed against shrinking (F_SEAL_SHRINK); CUDA: an exported handle.
-               Borrowed for the call */
+    int fd; /* HOST: a memfd sealed against shrinking (F_SEAL_SHRINK); CUDA: an exported handle;
+               CUDA_FABRIC: a memfd with the 64 bytes of one. Borrowed for the call */
     uint64_t fd_offset, len; /* bytes; offset a multiple of the page size */
     uint64_t generation;     /* greater than every earlier one of this number */
 };

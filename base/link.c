@@ -293,7 +293,7 @@ kvb_status_t kvb_link_region_unpack(struct kvb_span payload, struct kvb_link_reg
     struct kvb_link_region msg = {0};
     kvb_reader_init(&in, payload.data, payload.len);
     msg.region = kvb_get_u32(&in);
-    msg.kind = get_choice(&in, KVB_MEMORY_CUDA + 1);
+    msg.kind = get_choice(&in, KVB_MEMORY_KINDS);
     msg.flags = kvb_get_u8(&in);
     require(&in, (msg.flags & ~KVB_REGION_HOST_RESIDENT) == 0);
     get_name(&in, msg.tag);

@@ -224,7 +224,7 @@ int kvplane_register_region(struct kvplane *kv, const struct kvplane_region *reg
 {
     if (!has_role(kv, KVB_ROLE_WORKER) || region->tag == NULL || !kvb_name_valid(region->tag) ||
         region->len == 0 || region->len > INT64_MAX ||
-        region->fd_offset > INT64_MAX - region->len || (unsigned)region->kind > KVB_MEMORY_CUDA) {
+        region->fd_offset > INT64_MAX - region->len || (unsigned)region->kind >= KVB_MEMORY_KINDS) {
         return KVB_ERR_INVALID;
     }
     if (kv->state != SESSION_ATTACHED) {

@@ -188,6 +188,7 @@ _Static_assert((int)KVPLANE_ROLE_SCHEDULER == (int)KVB_ROLE_SCHEDULER &&
                    (int)KVPLANE_ROLE_WORKER == (int)KVB_ROLE_WORKER,
                "roles");
 _Static_assert((int)KVPLANE_MEMORY_CUDA == (int)KVB_MEMORY_CUDA, "memory kinds");
+_Static_assert((int)KVPLANE_MEMORY_CUDA_FABRIC == (int)KVB_MEMORY_CUDA_FABRIC, "memory kinds");
 
 static struct kvplane_call *call_create(struct kvplane *kv, const struct kvb_frame *frame,
                                         uint64_t operation)

@@ -332,7 +332,8 @@ static kvb_status_t fresh_region(struct kvp_link_rank *rank, struct kvp_slot *sl
     struct kvt_region_desc desc = {
         .owner = rank->hold_id * KVB_RANKS_MAX + rank->base.index,
         .number = msg->region,
-        .kind = msg->kind == KVB_MEMORY_CUDA ? KVT_MEMORY_CUDA : KVT_MEMORY_HOST,
+        .kind = msg->kind == KVB_MEMORY_HOST ? KVT_MEMORY_HOST : KVT_MEMORY_CUDA,
+        .fabric = msg->kind == KVB_MEMORY_CUDA_FABRIC,
         .host_resident = (msg->flags & KVB_REGION_HOST_RESIDENT) != 0,
         .fd_offset = msg->fd_offset,
         .len = msg->len,

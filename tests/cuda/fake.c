@@ -84,7 +84,13 @@ static bool burns(enum fake_cuda_call call)
     unsigned left = atomic_load(&control->fuse);
     while (left > 0 && !atomic_compare_exchange_weak(&control->fuse, &left, left - 1)) {
     }
-    return left == 1;
+    if (left > 0 || atomic_load(&control->fired) == 0) {
+        return left == 1;
+    }
+    left = atomic_load(&control->burst);
+    while (left > 0 && !atomic_compare_exchange_weak(&control->burst, &left, left - 1)) {
+    }
+    return left > 0;
 }
 
 static CUresult enter(enum fake_cuda_call call)

@@ -51,6 +51,7 @@ struct fake_cuda_control {
     /* The fuse: of the calls that count, the fuse'th does `action`. 0: none. Calls of `spared` (a
      * process) do not count, nor those of another kind, if `only` names one (call + 1). */
     atomic_uint fuse;
+    atomic_uint burst; /* and as many that follow it, which count */
     atomic_uint action;
     atomic_int code;
     atomic_int spared;

@@ -115,6 +115,7 @@ static inline void cuda_rig_arm(struct cuda_rig *rig, uint32_t n, enum fake_cuda
 static inline bool cuda_rig_disarm(struct cuda_rig *rig)
 {
     atomic_store(&rig->control->fuse, 0);
+    atomic_store(&rig->control->burst, 0);
     atomic_store(&rig->control->only, 0);
     return atomic_load(&rig->control->fired) > 0;
 }

@@ -4,6 +4,7 @@
  * allocates and hands over, and the daemon, which registers and moves. What is held is what the
  * kernel says of the device's memory.
  */
+#include "fail_alloc.h"
 #include "lock.h"
 #include "real_loop.h"
 #include "rig.h"
@@ -11,7 +12,6 @@
 
 #include "base/xxh3.h"
 #include "engine.h"
-#include "fail_alloc.h"
 #include "transport/cuda.h"
 #include "transport/transport.h"
 
@@ -169,6 +169,8 @@ static void on_unregistered(void *arg, struct kvt_region *region, kvb_status_t s
     s->unregister_status = status;
 }
 
+static bool by_fabric; /* what is handed over is a handle */
+
 /* Takes fd. */
 static void hand_over_fd(struct setup *s, int fd)
 {
@@ -178,7 +180,8 @@ static void hand_over_fd(struct setup *s, int fd)
                                    .tag = "kv_cache",
                                    .len = LEN,
                                    .generation = 1,
-                                   .device = s->device};
+                                   .device = s->device,
+                                   .fabric = by_fabric};
     const char *reason = "";
     cr_assert_geq(fd, 0);
     kvt_region_destroy(s->region);
@@ -632,6 +635,33 @@ Test(cuda, the_context_is_lost_at_each_step_of_importing, .timeout = 100)
                  true);
 }
 
+/* mem_access fails and then mem_unmap, which was to undo what came before. */
+Test(cuda, an_import_whose_undoing_fails_too_is_undone_again_or_killed)
+{
+    struct setup s;
+    setup(&s);
+    hand_over(&s);
+    cr_assert_eq(register_region(&s), KVB_OK);
+    cr_assert_eq(unregister_region(&s), KVB_OK);
+    for (uint32_t burst = 1; burst <= 2; burst++) {
+        hand_over(&s);
+        /* import, properties, granularity, context, its being current, streams, pool, address,
+         * mapping: the eleventh */
+        cuda_rig_arm(&s.rig, 11, FAKE_CUDA_FAIL, CUDA_ERROR_OPERATING_SYSTEM);
+        atomic_store(&s.rig.control->burst, burst);
+        cr_assert_eq(register_region(&s), KVB_ERR_IO);
+        cr_assert_eq(atomic_load(&s.rig.control->fired), 1 + burst);
+        cr_assert_str_eq(cuda_rig_fired(&s.rig), "cuMemUnmap");
+        (void)cuda_rig_disarm(&s.rig);
+        cr_assert(cuda_rig_comes_to(&s.rig, s.asleep + LEN), "burst %u", burst);
+        cr_assert_eq(info(&s).kills, burst == 2, "burst %u", burst);
+        cr_assert_not_null(strstr(info(&s).cause, burst == 1 ? "mem_access" : "mem_unmap"));
+        cr_assert_eq(register_region(&s), KVB_OK);
+        cr_assert_eq(unregister_region(&s), KVB_OK);
+    }
+    cleanup(&s);
+}
+
 static void fail_releases(enum fake_cuda_action action, int code, uint64_t drain_ms,
                           uint64_t stop_ms, bool restarts)
 {
@@ -1020,6 +1050,43 @@ Test(cuda, what_is_no_gpu_memory_is_refused)
     cr_assert_eq(register_region(&s), KVB_ERR_INVALID);
     cr_assert_not_null(strstr(info(&s).cause, "mem_import"));
     cr_assert_eq(info(&s).contexts, 0);
+    cleanup(&s);
+}
+
+static int fabric_handle(struct setup *s, size_t len)
+{
+    uint8_t handle[KVT_CU_FABRIC_LEN];
+    int fd = memfd_create("handle", MFD_CLOEXEC);
+    cr_assert_eq(s->engine.cu.mem_export(handle, s->memory.handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+                 CUDA_SUCCESS);
+    cr_assert_eq(write(fd, handle, len), (ssize_t)len);
+    return fd;
+}
+
+Test(cuda, memory_of_the_fabric_is_handed_over_as_its_handle)
+{
+    struct setup s;
+    setup(&s);
+    engine_free(&s.engine, &s.memory);
+    by_fabric = true;
+    cr_assert_eq(engine_allocate(&s.engine, &s.memory, LEN, CU_MEM_HANDLE_TYPE_FABRIC),
+                 CUDA_SUCCESS);
+    hand_over_fd(&s, fabric_handle(&s, KVT_CU_FABRIC_LEN - 1));
+    cr_assert_eq(register_region(&s), KVB_ERR_INVALID, "too short");
+    int fds[2];
+    cr_assert_eq(pipe(fds), 0);
+    hand_over_fd(&s, fds[0]); /* whoever reads it waits for ever */
+    cr_assert_eq(register_region(&s), KVB_ERR_INVALID);
+    (void)close(fds[1]);
+
+    hand_over_fd(&s, fabric_handle(&s, KVT_CU_FABRIC_LEN));
+    cr_assert_eq(register_region(&s), KVB_OK);
+    check_both_ways(&s);
+    engine_release(&s.engine, &s.memory);
+    cr_assert_eq(cuda_rig_held(&s.rig), s.asleep + LEN + FAKE_CUDA_CONTEXT,
+                 "the import holds it, not the handle");
+    cr_assert_eq(unregister_region(&s), KVB_OK);
+    cr_assert_eq(cuda_rig_held(&s.rig), s.asleep);
     cleanup(&s);
 }
 

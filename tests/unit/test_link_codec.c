@@ -416,7 +416,7 @@ Test(link_codec, a_region_lies_within_a_file)
     REFUSES(region, &region);
     region = good, region.fd_offset = 0, region.len = UINT64_MAX;
     REFUSES(region, &region);
-    region = good, region.kind = 2;
+    region = good, region.kind = KVB_MEMORY_KINDS;
     REFUSES(region, &region);
     region = good, region.flags = 2;
     REFUSES(region, &region);

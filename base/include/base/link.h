@@ -101,7 +101,8 @@ enum kvb_pause_mode {
 const char *kvb_pause_mode_text(enum kvb_pause_mode mode);
 
 enum kvb_role { KVB_ROLE_SCHEDULER = 1, KVB_ROLE_WORKER = 2 }; /* bits */
-enum kvb_memory_kind { KVB_MEMORY_HOST, KVB_MEMORY_CUDA };
+/* CUDA_FABRIC: the descriptor is a memfd with the handle (64 bytes): data, that holds nothing. */
+enum kvb_memory_kind { KVB_MEMORY_HOST, KVB_MEMORY_CUDA, KVB_MEMORY_CUDA_FABRIC, KVB_MEMORY_KINDS };
 enum kvb_region_flag { KVB_REGION_HOST_RESIDENT = 1 }; /* sleep does not touch it */
 
 /* What the engine can do and can answer (hello). */

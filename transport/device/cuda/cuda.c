@@ -621,6 +621,15 @@ static void begin(struct cuda *cuda, struct kvt_device_job *job, uint64_t id, en
     kvb_list_push_back(&cuda->jobs, &job->link);
 }
 
+/* From an engine, so it may be anything: a memfd never keeps its reader waiting. */
+static kvb_status_t read_fabric(int fd, uint8_t handle[KVT_CU_FABRIC_LEN])
+{
+    return fcntl(fd, F_GET_SEALS) >= 0 &&
+                   pread(fd, handle, KVT_CU_FABRIC_LEN, 0) == KVT_CU_FABRIC_LEN
+               ? KVB_OK
+               : KVB_ERR_INVALID;
+}
+
 static void cuda_import(struct kvt_device *device, uint64_t id, const struct kvt_region_desc *desc,
                         int fd, struct kvt_device_job *job)
 {
@@ -631,12 +640,19 @@ static void cuda_import(struct kvt_device *device, uint64_t id, const struct kvt
                                               .fd = -1,
                                               .offset = desc->fd_offset,
                                               .len = desc->len}};
+    kvb_status_t status = KVB_OK;
     begin(cuda, job, id, IMPORT);
-    kvb_status_t status = cuda->state == DYING || cuda->closed != NULL ? KVB_ERR_UNAVAILABLE
-                          : cuda->state == NONE                        ? start_helper(cuda)
-                                                                       : KVB_OK;
+    if (desc->fabric) {
+        message.import.source = GPU_SOURCE_FABRIC;
+        status = read_fabric(fd, message.import.fabric);
+    }
     if (status == KVB_OK) {
-        status = ask(cuda, job, &message, fd);
+        status = cuda->state == DYING || cuda->closed != NULL ? KVB_ERR_UNAVAILABLE
+                 : cuda->state == NONE                        ? start_helper(cuda)
+                                                              : KVB_OK;
+    }
+    if (status == KVB_OK) {
+        status = ask(cuda, job, &message, desc->fabric ? -1 : fd);
     }
     if (status != KVB_OK) {
         end_later(cuda, job, status);

@@ -67,6 +67,7 @@ struct kvt_region_desc {
     uint64_t len;
     uint64_t generation;
     struct kvt_device *device; /* whose memory it is; borrowed; NULL for host memory */
+    bool fabric; /* CUDA: the descriptor is a memfd with a fabric handle, not the memory itself */
 };
 
 /* All regions of a process, and the transports that may move their bytes: registering a region
