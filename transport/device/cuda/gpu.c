@@ -379,8 +379,8 @@ static kvb_status_t submit_batch(const struct gpu *gpu, bool to_pool,
     return status;
 }
 
-kvb_status_t gpu_copy(struct gpu *gpu, bool to_pool, const struct gpu_piece *pieces, uint32_t n,
-                      struct gpu_cause *cause)
+kvb_status_t gpu_begin(struct gpu *gpu, bool to_pool, const struct gpu_piece *pieces, uint32_t n,
+                       struct gpu_cause *cause)
 {
     const struct gpu_device *device = pieces[0].region->device;
     CUstream stream = device->streams[to_pool ? 1 : 0];
@@ -389,11 +389,15 @@ kvb_status_t gpu_copy(struct gpu *gpu, bool to_pool, const struct gpu_piece *pie
     if (status != KVB_OK) {
         return status;
     }
-    status = batch ? submit_batch(gpu, to_pool, pieces, n, stream, cause)
-                   : submit_each(gpu, to_pool, pieces, n, stream, cause);
-    /* Also after a failure: some of it may be running. */
-    kvb_status_t end = CALL(stream_sync, stream);
-    return status != KVB_OK ? status : end;
+    return batch ? submit_batch(gpu, to_pool, pieces, n, stream, cause)
+                 : submit_each(gpu, to_pool, pieces, n, stream, cause);
+}
+
+kvb_status_t gpu_finish(struct gpu *gpu, bool to_pool, const struct gpu_device *device,
+                        struct gpu_cause *cause)
+{
+    kvb_status_t status = CALL(context_set, device->context);
+    return status != KVB_OK ? status : CALL(stream_sync, device->streams[to_pool ? 1 : 0]);
 }
 
 struct gpu_ledger gpu_count(const struct gpu *gpu)

@@ -98,10 +98,16 @@ bool gpu_piece_fits(const struct gpu *gpu, const struct gpu_piece *piece);
 /* Joins pieces that follow one another on both sides; returns how many are left. */
 uint32_t gpu_coalesce(struct gpu_piece *pieces, uint32_t n);
 
-/* Copies, and waits: to_pool, or from it. Pieces of one device. Any thread, one at a time and
- * direction. On failure nothing of it is running any more, unless the context is lost. */
-KVB_MUST_USE kvb_status_t gpu_copy(struct gpu *gpu, bool to_pool, const struct gpu_piece *pieces,
-                                   uint32_t n, struct gpu_cause *cause);
+/* Begins to copy, to the pool or from it: pieces of one device, behind what was begun before in
+ * that direction. Any thread, one at a time and direction. Also after a failure some of it may be
+ * running, until gpu_finish() has answered. */
+KVB_MUST_USE kvb_status_t gpu_begin(struct gpu *gpu, bool to_pool, const struct gpu_piece *pieces,
+                                    uint32_t n, struct gpu_cause *cause);
+
+/* Waits until everything is over that was begun in that direction. On failure the context is
+ * lost, and what became of the copies is not known. */
+KVB_MUST_USE kvb_status_t gpu_finish(struct gpu *gpu, bool to_pool, const struct gpu_device *device,
+                                     struct gpu_cause *cause);
 
 struct gpu_ledger gpu_count(const struct gpu *gpu);
 

@@ -36,7 +36,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define COPIES_MAX 4096u /* queued in one direction */
+#define COPIES_MAX   4096u /* queued in one direction */
+#define JOBS_AT_ONCE 32u   /* begun before the first of them is waited for */
 
 struct job {
     struct kvb_item item;
@@ -91,27 +92,55 @@ static void wake_copier(void *ctx)
     (void)!write(copier->wake_fd, &one, sizeof one); /* full: it is awake */
 }
 
-static void run_job(struct copier *copier, struct job *job)
+/* What was queued together is begun together, and waited for once: else the copy engine would stand
+ * still between two jobs. All of one device: the rest comes next. Returns how many were run. */
+static uint32_t run_jobs(struct copier *copier, struct job *const *jobs, uint32_t n)
 {
+    struct gpu *gpu = &copier->helper->gpu;
+    const struct gpu_device *device = jobs[0]->pieces[0].region->device;
+    struct gpu_cause causes[JOBS_AT_ONCE] = {0};
+    kvb_status_t status[JOBS_AT_ONCE];
     struct gpu_cause cause = {0};
     struct gpu_ledger ledger = {0};
-    kvb_status_t status =
-        gpu_copy(&copier->helper->gpu, copier->to_pool, job->pieces, job->n, &cause);
-    for (uint32_t i = 0; i < job->n; i++) { /* pairs with gpu_drop's look */
-        (void)atomic_fetch_sub_explicit(&job->pieces[i].region->copies, 1, memory_order_release);
+    uint32_t begun = 0;
+    while (begun < n && jobs[begun]->pieces[0].region->device == device) {
+        status[begun] =
+            gpu_begin(gpu, copier->to_pool, jobs[begun]->pieces, jobs[begun]->n, &causes[begun]);
+        begun++;
     }
-    answer(job->seq, status, &ledger, &cause);
-    free(job);
+    kvb_status_t end = gpu_finish(gpu, copier->to_pool, device, &cause);
+    for (uint32_t i = 0; i < begun; i++) {
+        for (uint32_t j = 0; j < jobs[i]->n; j++) { /* pairs with gpu_drop's look */
+            (void)atomic_fetch_sub_explicit(&jobs[i]->pieces[j].region->copies, 1,
+                                            memory_order_release);
+        }
+        bool own = status[i] != KVB_OK;
+        causes[i].poisoned = causes[i].poisoned || cause.poisoned;
+        answer(jobs[i]->seq, own ? status[i] : end, &ledger, own ? &causes[i] : &cause);
+        free(jobs[i]);
+    }
+    return begun;
 }
 
 static void *copier_main(void *arg)
 {
     struct copier *copier = arg;
+    struct job *jobs[JOBS_AT_ONCE];
     for (;;) {
-        uint64_t n;
-        (void)!read(copier->wake_fd, &n, sizeof n);
-        for (struct kvb_item *item; (item = kvb_queue_pop(&copier->queue)) != NULL;) {
-            run_job(copier, kvb_container_of(item, struct job, item));
+        uint64_t woken;
+        (void)!read(copier->wake_fd, &woken, sizeof woken);
+        uint32_t n = 0;
+        for (;;) {
+            struct kvb_item *item = NULL;
+            while (n < JOBS_AT_ONCE && (item = kvb_queue_pop(&copier->queue)) != NULL) {
+                jobs[n++] = kvb_container_of(item, struct job, item);
+            }
+            if (n == 0) {
+                break;
+            }
+            uint32_t run = run_jobs(copier, jobs, n);
+            n -= run;
+            memmove(jobs, jobs + run, n * sizeof jobs[0]);
         }
     }
     return NULL;
