@@ -419,6 +419,50 @@ Test(cuda, awake_and_asleep_hold_the_same_in_every_cycle)
     cleanup(&s);
 }
 
+static size_t lines_of(int pid, const char *what)
+{
+    char path[64];
+    (void)snprintf(path, sizeof path, "/proc/%d/%s", pid, what);
+    size_t n = 0;
+    if (strcmp(what, "fd") == 0) {
+        DIR *dir = opendir(path);
+        while (dir != NULL && readdir(dir) != NULL) {
+            n++;
+        }
+        (void)closedir(dir);
+        return n;
+    }
+    FILE *file = fopen(path, "re");
+    cr_assert_not_null(file);
+    for (int c; (c = fgetc(file)) != EOF;) {
+        n += c == '\n';
+    }
+    (void)fclose(file);
+    return n;
+}
+
+Test(cuda, many_cycles_leave_no_mapping_and_no_descriptor_in_either_process)
+{
+    struct setup s;
+    setup(&s);
+    size_t maps = 0, fds = 0, own_fds = 0;
+    for (int cycle = 0; cycle < 200; cycle++) {
+        hand_over(&s);
+        cr_assert_eq(register_region(&s), KVB_OK);
+        cr_assert_eq(unregister_region(&s), KVB_OK);
+        if (cycle == 20) { /* threads have come and gone, arenas are there */
+            maps = lines_of(info(&s).pid, "maps");
+            fds = lines_of(info(&s).pid, "fd");
+            own_fds = test_count_fds();
+        }
+    }
+    cr_assert_leq(lines_of(info(&s).pid, "maps"), maps + 20, "not one for each cycle");
+    cr_assert_eq(lines_of(info(&s).pid, "fd"), fds);
+    cr_assert_eq(test_count_fds(), own_fds);
+    cr_assert_eq(info(&s).starts, 1);
+    cleanup(&s);
+}
+
 /* ---- the test of memory, tested: each reference forgotten, one by one ---- */
 
 static void send_fd(int to, int fd)
