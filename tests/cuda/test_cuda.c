@@ -1156,6 +1156,22 @@ Test(cuda, a_machine_without_a_gpu_says_so)
     cleanup(&s);
 }
 
+/* It leaves a question unread, which the kernel tells us before its answer. */
+Test(cuda, the_last_words_of_a_helper_are_heard)
+{
+    struct setup s;
+    setup(&s);
+    cr_assert_eq(unsetenv("FAKE_CUDA_DIR"), 0);
+    hand_over(&s);
+    start_register(&s, LIMIT_MS);
+    siginfo_t how;
+    cr_assert_eq(waitid(P_PID, (id_t)info(&s).pid, &how, WEXITED | WNOWAIT), 0);
+    cr_assert(real_run_until(&s.loop, is_true, &s.registered, LIMIT_MS));
+    cr_assert_eq(s.register_status, KVB_ERR_UNSUPPORTED);
+    cr_assert_not_null(strstr(info(&s).cause, "no device"), "%s", info(&s).cause);
+    cleanup(&s);
+}
+
 /* ---- daemons that die, and helpers that are left ---- */
 
 enum { HANGS = 1, FORKED = 2 };
