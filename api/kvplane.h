@@ -269,8 +269,9 @@ typedef void (*kvplane_done_fn)(void *arg, int result);
 /*
  * Hands a region over. done (may be NULL) tells how the daemon took it. A region of host memory is
  * usable in puts and gets from the moment this returns KVPLANE_OK: order on the link is kept; one
- * of CUDA memory from the moment done tells KVPLANE_OK. To hand it over anew: the same number, a higher generation. Not counted against queue_max. LIMIT: 256 wait for
- * their answer, or out of descriptors.
+ * of CUDA memory from the moment done tells KVPLANE_OK. To hand it over anew: the same number, a
+ * higher generation. Not counted against queue_max. LIMIT: 256 wait for their answer, or out of
+ * descriptors.
  */
 KVPLANE_API int kvplane_register_region(struct kvplane *kv, const struct kvplane_region *region,
                                         kvplane_done_fn done, void *arg);

@@ -23,6 +23,7 @@ for header in "${headers[@]}"; do
     private=()
     case $header in
     tests/lib/*) private=(-iquote transport -iquote transport/tcp -iquote store -iquote store/node) ;;
+    tests/cuda/*) private=(-iquote transport/device/cuda) ;;
     store/*) private=(-iquote store) ;;
     esac
     gcc -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -fsyntax-only -iquote "$(dirname "$header")" "${private[@]}" "${includes[@]}" \

@@ -274,7 +274,7 @@ static kvb_status_t measure(const struct kvt_transfer *transfer, struct kvt_devi
         npieces++;
     }
     len = (len + ALIGN - 1) / ALIGN * ALIGN;
-    if (len > device->pool_len || npieces > KVT_DEVICE_PIECES_MAX) {
+    if (device == NULL || len > device->pool_len || npieces > KVT_DEVICE_PIECES_MAX) {
         return KVB_ERR_INVALID;
     }
     *device_p = device;

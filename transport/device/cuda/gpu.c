@@ -233,22 +233,17 @@ kvb_status_t gpu_import(struct gpu *gpu, const struct gpu_import *import, struct
 {
     uint64_t whole = whole_of(import);
     kvb_status_t status = KVB_OK;
-    struct gpu_region *region = NULL;
     if (whole == 0) {
         status = refuse(cause, KVB_ERR_INVALID, "offset and length reach past the memory");
     } else if (find(gpu, import->id) != NULL) {
         status = refuse(cause, KVB_ERR_EXISTS, "there is such a region");
-    } else {
-        region = calloc(1, sizeof *region);
-        if (region == NULL) {
-            status = refuse(cause, KVB_ERR_NO_MEMORY, "out of memory");
-        }
     }
-    if (status != KVB_OK) {
+    struct gpu_region *region = status == KVB_OK ? calloc(1, sizeof *region) : NULL;
+    if (region == NULL) {
         if (import->fd >= 0) {
             (void)close(import->fd);
         }
-        return status;
+        return status != KVB_OK ? status : refuse(cause, KVB_ERR_NO_MEMORY, "out of memory");
     }
     region->id = import->id;
     region->fd = import->fd;
