@@ -113,7 +113,9 @@ kvb_status_t rdev_address_parse(const char *text, struct sockaddr_storage *addre
                                    .ai_socktype = SOCK_STREAM,
                                    .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
     struct addrinfo *found;
-    if (getaddrinfo(host, colon + 1, &hints, &found) != 0) {
+    char *end;
+    if (strtoul(colon + 1, &end, 10) > UINT16_MAX || *end != '\0' || /* it would be cut to fit */
+        getaddrinfo(host, colon + 1, &hints, &found) != 0) {
         return KVB_ERR_INVALID;
     }
     memset(address_p, 0, sizeof *address_p);
