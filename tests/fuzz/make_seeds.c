@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_seeds FOLDER: writes the seeds of fuzz_link, fuzz_frame, fuzz_kvplane and
- * fuzz_store_wire below it. Run by hand when those change. */
+/* fuzz_seeds FOLDER: writes the seeds of fuzz_link, fuzz_frame, fuzz_kvplane, fuzz_store_wire and
+ * fuzz_rdma below it. Run by hand when those change. */
 #include "link_reencode.h"
 
 #include "base/frame.h"
@@ -62,6 +62,43 @@ static const struct {
     {KVB_LINK_EVENT, 0, 29, LINK_discard},
 };
 
+/* Of fuzz_rdma: how many messages of which side go through untouched, and what is put over those
+ * that follow. */
+static void write_rdma(const char *folder)
+{
+    static const struct {
+        uint8_t untouched; /* 0x80: the node's */
+        uint8_t how, at, len;
+        uint8_t bytes[16];
+    } seeds[] = {
+        {0, 4, 0, 0, {0}},                             /* everything as it is */
+        {0, 5, 32, 8, {0, 0, 0, 0, 1, 0, 0, 0}},       /* versions of a greeting */
+        {1, 5, 32, 4, {1, 2, 3, 4}},                   /* a proof */
+        {2, 5, 36, 4, {0xff, 0xff, 0xff, 0xff}},       /* a question's body */
+        {2, 5, 24, 4, {0xff, 0xff, 0, 0}},             /* its length */
+        {2, 5, 0, 8, {9, 0, 0, 0, 0xff, 0, 0, 0}},     /* number and room */
+        {3, 7, 8, 16, {0x4b, 0x56, 0x50, 0x31, 0x12}}, /* a message of 16 bytes */
+        {6, 5, 32, 4, {99, 0, 0, 0}},                  /* what is through with */
+        {0x80, 5, 32, 4, {2, 0, 0, 0}},                /* a challenge */
+        {0x81, 5, 32, 4, {1, 2, 3, 4}},                /* who the node is */
+        {0x82, 5, 32, 4, {0xff, 0xff, 0xff, 0xff}},    /* a grant or an answer: how many */
+        {0x83, 5, 36, 4, {0xff, 0xff, 0xff, 0xff}},    /* the extents of an answer */
+        {0x83, 5, 48, 8, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}, /* an address */
+        {0x84, 5, 56, 8, {1, 0, 0, 0, 1, 2, 3, 4}}, /* a length, and a key */
+    };
+    for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
+        struct kvb_writer out;
+        kvb_writer_init(&out, 64);
+        kvb_put_u8(&out, seeds[i].untouched);
+        kvb_put_u8(&out, seeds[i].how);
+        kvb_put_u8(&out, seeds[i].at);
+        kvb_put_u8(&out, seeds[i].len);
+        kvb_put_bytes(&out, seeds[i].bytes, seeds[i].len);
+        write_seed(folder, "fuzz_rdma", (int)i, out.data, out.len);
+        kvb_writer_cleanup(&out);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -94,5 +131,6 @@ int main(int argc, char **argv)
         write_record(argv[1], (int)i, records[i].type, records[i].flags, records[i].seq,
                      records[i].codec);
     }
+    write_rdma(argv[1]);
     return 0;
 }

@@ -181,12 +181,9 @@ static struct {
         uint64_t after;
         enum ibv_wc_status status;
     } status[FAKE_SIDES];
-    struct {
-        bool set;
-        uint64_t after;
-        uint32_t len;
-        uint8_t data[1 << 16];
-    } forge[FAKE_SIDES];
+    fake_verbs_tap_fn tap;
+    void *tap_ctx;
+    uint8_t tapped[FAKE_MESSAGE_MAX];
 } fake;
 
 #define OBJECT_OF(type, from) kvb_container_of((from), struct type, base)
@@ -1257,7 +1254,7 @@ static void cq_forget(struct cq *cq, const struct qp *qp, bool take)
                 retire(entry->work, true);
             }
             entry->work = NULL;
-            if (take) {
+            if (take && lists[i] == &cq->entries) {
                 kvb_list_remove(link);
                 free(entry);
                 cq->n--;
@@ -1278,9 +1275,27 @@ static void qp_drop(struct qp *qp)
     qp->retry_ns = 0;
 }
 
+/* What has not been got of its events is gone. */
+static void async_forget(const struct qp *qp)
+{
+    struct context *context = context_of(qp->object.side);
+    kvb_list_each(&context->events, link)
+    {
+        struct async *async = kvb_container_of(link, struct async, link);
+        if (async->event.element.qp == &qp->base) {
+            kvb_list_remove(link);
+            free(async);
+        }
+    }
+    if (context->base.async_fd >= 0) {
+        show(context->base.async_fd, &context->events);
+    }
+}
+
 static void qp_free(struct qp *qp)
 {
     qp_drop(qp);
+    async_forget(qp);
     OBJECT_OF(pd, qp->base.pd)->object.uses--;
     OBJECT_OF(cq, qp->base.send_cq)->object.uses--;
     OBJECT_OF(cq, qp->base.recv_cq)->object.uses--;
@@ -1736,10 +1751,12 @@ static uint64_t run_send(struct qp *qp, struct qp *peer, struct work *work)
         (void)gather(qp, work, false, 0, total, work->payload);
     }
     const uint8_t *bytes = work->payload;
-    if (fake.forge[side].set && fake.forge[side].after-- == 0) {
-        fake.forge[side].set = false;
-        bytes = fake.forge[side].data;
-        total = fake.forge[side].len;
+    if (fake.tap != NULL && total <= sizeof fake.tapped) {
+        uint32_t len = (uint32_t)total;
+        memcpy(fake.tapped, bytes, total);
+        fake.tap(fake.tap_ctx, side, fake.tapped, &len);
+        bytes = fake.tapped;
+        total = len;
     }
     if (total > to->total) {
         received(peer, to, IBV_WC_LOC_LEN_ERR, 0, NULL);
@@ -2645,13 +2662,10 @@ void fake_verbs_status(enum fake_side side, enum ibv_wc_opcode kind, uint64_t nt
     fake.status[side].status = status;
 }
 
-void fake_verbs_forge(enum fake_side side, uint64_t nth, const void *data, uint32_t len)
+void fake_verbs_tap(fake_verbs_tap_fn fn, void *ctx)
 {
-    kvb_assert(len <= sizeof fake.forge[side].data);
-    fake.forge[side].set = true;
-    fake.forge[side].after = nth;
-    fake.forge[side].len = len;
-    memcpy(fake.forge[side].data, data, len);
+    fake.tap = fn;
+    fake.tap_ctx = ctx;
 }
 
 void fake_verbs_silence(enum fake_side side, bool silent)

@@ -111,8 +111,11 @@ bool fake_verbs_failed(const char **what_p);
  * with the status; nothing is moved. */
 void fake_verbs_status(enum fake_side side, enum ibv_wc_opcode kind, uint64_t nth,
                        enum ibv_wc_status status);
-/* The receiver gets the next message of the side as this one instead. */
-void fake_verbs_forge(enum fake_side side, uint64_t nth, const void *data, uint32_t len);
+/* Each message on its way, from that side: what the other end receives may be changed there, in
+ * room for FAKE_MESSAGE_MAX bytes. NULL: none. */
+#define FAKE_MESSAGE_MAX (64u << 10)
+typedef void (*fake_verbs_tap_fn)(void *ctx, enum fake_side from, uint8_t *bytes, uint32_t *len_p);
+void fake_verbs_tap(fake_verbs_tap_fn fn, void *ctx);
 
 void fake_verbs_silence(enum fake_side side, bool silent);
 void fake_verbs_mute(enum fake_side side, bool mute); /* false: what was held back comes */

@@ -7,6 +7,11 @@
 #include "sim_net.h"
 #include "sim_sched.h"
 #include "tcp_rig.h"
+#ifdef KVT_RDMA_BUILT
+#include "fake_verbs.h"
+
+#include "transport/rdma.h"
+#endif
 #include "test_memory.h"
 #include "test_values.h"
 
@@ -40,11 +45,18 @@ static void tcp_close(struct bench *bench);
 static kvb_status_t sockets_open(struct bench *bench, uint32_t in_flight_max);
 static void sockets_close(struct bench *bench);
 static kvb_status_t tcp_ask(struct bench *bench, struct job *job);
+#ifdef KVT_RDMA_BUILT
+static kvb_status_t rdma_open(struct bench *bench, uint32_t in_flight_max);
+static void rdma_close(struct bench *bench);
+#endif
 
 static const struct kind kinds[] = {
     {"loopback", loopback_open, NULL, NULL},
     {"tcp", tcp_open, tcp_close, tcp_ask},
     {"tcp, sockets of the kernel", sockets_open, sockets_close, tcp_ask},
+#ifdef KVT_RDMA_BUILT
+    {"rdma, fake verbs", rdma_open, rdma_close, tcp_ask},
+#endif
 };
 
 #define EACH_KIND(kind)                                                                            \
@@ -62,6 +74,14 @@ struct bench {
     struct kvb_io_watch listener;
     bool up;
     struct rig_node rig;
+#ifdef KVT_RDMA_BUILT
+    struct fake_io fake_io;
+    struct kvt_rdma_device *devices[FAKE_SIDES];
+    struct kvt_rdma_memory *memory;
+    struct kvt_rdma_share *rdma_share;
+    struct kvt_rdma_server *server;
+    struct kvt_rdma_listener *rdma_listener;
+#endif
     struct kvt_regions *regions;
     struct kvt_transport *transport;
     struct kvt_share *share;
@@ -303,6 +323,82 @@ static void sockets_close(struct bench *bench)
     kvt_net_kernel_destroy(bench->kernel);
     sim_io_cleanup(&bench->io);
 }
+
+#ifdef KVT_RDMA_BUILT
+static void rdma_accepted(void *ctx, struct kvt_rdma_conn *conn)
+{
+    struct bench *bench = ctx;
+    cr_assert_eq(kvt_rdma_server_adopt(bench->server, conn), KVB_OK);
+}
+
+static kvb_status_t rdma_open(struct bench *bench, uint32_t in_flight_max)
+{
+    static const struct kvt_peer_ops peer_ops = {.up = on_up, .down = on_down};
+    static const char *names[] = {"fake0", "fake1"};
+    struct kvt_peer_common common = {.secret = "s", .secret_len = 1};
+    struct kvb_sched *sched = &bench->sim.sched;
+    char reason[KVT_RDMA_REASON_MAX], address[32];
+    bench->up = false;
+    (void)fake_verbs_open(&bench->sim);
+    fake_io_init(&bench->fake_io, &bench->sim);
+    struct kvb_io *io = &bench->fake_io.base;
+    for (int side = 0; side < FAKE_SIDES; side++) {
+        struct kvt_rdma_config config = {.device = names[side], .verbs = &fake_verbs_table};
+        cr_assert_eq(kvt_rdma_device_open(&config, sched, io, &bench->devices[side], reason),
+                     KVB_OK, "%s", reason);
+    }
+    bench->rig = (struct rig_node){.base = bench->node.base, .len = NODE_LEN};
+    kvb_list_init(&bench->rig.waiting);
+    struct kvt_rdma_server_config server = {.common = common,
+                                            .device = bench->devices[FAKE_NODE],
+                                            .sched = sched,
+                                            .io = io,
+                                            .name = "node",
+                                            .incarnation = 1,
+                                            .ops = &rig_server_ops,
+                                            .ctx = &bench->rig};
+    struct kvt_rdma_listener_config listener = {.device = bench->devices[FAKE_NODE],
+                                                .sched = sched,
+                                                .io = io,
+                                                .address = FAKE_NODE_ADDRESS ":0",
+                                                .accepted = rdma_accepted,
+                                                .ctx = bench};
+    cr_assert_eq(kvt_rdma_share_register(bench->devices[FAKE_NODE], bench->node.base, NODE_LEN,
+                                         &bench->rdma_share, reason),
+                 KVB_OK);
+    cr_assert_eq(kvt_rdma_server_create(&server, &bench->server), KVB_OK);
+    cr_assert_eq(kvt_rdma_listener_create(&listener, &bench->rdma_listener, reason), KVB_OK);
+    cr_assert_eq(kvt_rdma_memory_create(bench->devices[FAKE_ASKER], bench->regions, &bench->memory),
+                 KVB_OK);
+    (void)snprintf(address, sizeof address, FAKE_NODE_ADDRESS ":%u",
+                   kvt_rdma_listener_port(bench->rdma_listener));
+    struct kvt_rdma_peer_config peer = {.common = common,
+                                        .memory = bench->memory,
+                                        .io = io,
+                                        .address = address,
+                                        .lanes = 2,
+                                        .in_flight_max = in_flight_max,
+                                        .ops = &peer_ops,
+                                        .ctx = bench};
+    kvb_status_t status = kvt_rdma_peer_create(bench->regions, &peer, &bench->transport);
+    cr_assert(status != KVB_OK || sim_run_until_true(&bench->sim, &bench->up, 1000));
+    return status;
+}
+
+static void rdma_close(struct bench *bench)
+{
+    kvt_rdma_listener_destroy(bench->rdma_listener);
+    kvt_rdma_server_destroy(bench->server);
+    cr_assert(bench->rig.sessions == 0 && bench->rig.running == 0);
+    kvt_rdma_memory_destroy(bench->memory);
+    kvt_rdma_share_unregister(bench->rdma_share);
+    for (int side = 0; side < FAKE_SIDES; side++) {
+        kvt_rdma_device_close(bench->devices[side]);
+    }
+    fake_io_cleanup(&bench->fake_io);
+    fake_verbs_close();
+}
+#endif
 
 /* What lies outside is refused here, as by the store's side of it; by the node, too (test_tcp.c).
  */
