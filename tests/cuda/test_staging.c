@@ -454,17 +454,18 @@ Test(staging, small_ones_do_not_overtake_a_large_one_for_ever)
     struct kvt_slice small = {s.region, 0, KIB(4)};
     struct kvt_extent few = {0, KIB(4)};
     describe(&s, KVT_TO_SHARE);
-    struct kvt_transfer first = s.transfer, third;
+    struct kvt_transfer first = s.transfer, second, third;
     first.slices = &small;
     first.nslices = 1;
     first.extents = &few;
-    third = first;
+    second = third = first;
     cr_assert_eq(kvt_transfer_start(s.transport, &first), KVB_OK);
+    cr_assert_eq(kvt_transfer_start(s.transport, &second), KVB_OK);
     cr_assert_eq(kvt_transfer_start(s.transport, &s.transfer), KVB_OK); /* all of the pool */
     cr_assert_eq(kvt_transfer_start(s.transport, &third), KVB_OK);      /* there were room */
     sim_settle(s.sim);
-    cr_assert_eq(s.device.begun[FAKE_COPY], 1);
-    for (uint32_t i = 1; i <= 3; i++) {
+    for (uint32_t i = 1; i <= 4; i++) {
+        cr_assert_eq(s.device.begun[FAKE_COPY], i == 1 ? 2 : i, "after %u", i - 1);
         fake_device_end(&s.device, fake_device_job(&s.device), KVB_OK);
         sim_settle(s.sim);
         cr_assert_eq(s.ends, i);
