@@ -875,9 +875,10 @@ static void set_tick(struct rlane *lane)
     const struct kvt_peer_common *common = lane->common;
     uint64_t at_ns = lane->hello_deadline_ns;
     if (lane->admitted) {
-        at_ns =
-            min_u64(lane->out.sent_ns + lane->alive_ns, lane->in.heard_ns + ms(common->silence_ms));
-        at_ns = min_u64(at_ns, now_of(lane) + lane->alive_ns);
+        at_ns = min_u64(lane->in.heard_ns + ms(common->silence_ms), now_of(lane) + lane->alive_ns);
+        if (kvb_list_empty(&lane->out.queue)) { /* else what waits is the sign of life */
+            at_ns = min_u64(at_ns, lane->out.sent_ns + lane->alive_ns);
+        }
     }
     if (lane->in.mark_ns != 0) {
         at_ns = min_u64(at_ns, lane->in.mark_ns + ms(common->stall_ms));
