@@ -265,6 +265,42 @@ Test(rdma, completion_queues_never_overrun_however_small_the_queues_are)
     }
 }
 
+/* Everything posted comes back at once, and nobody takes it. */
+Test(rdma, completion_queues_never_overrun_while_the_process_is_stopped)
+{
+    for (int side = 0; side < FAKE_SIDES; side++) {
+        static struct rdma_sim rig;
+        static struct rdma_job jobs[32];
+        rdma_sim_init(&rig, 1);
+        kvb_log_threshold = KVB_LOG_ERROR;
+        rig.config[FAKE_ASKER].depth = rig.config[FAKE_NODE].depth = 32;
+        rig.config[FAKE_ASKER].window = rig.config[FAKE_NODE].window = 4;
+        cr_assert_eq(rdma_sim_node(&rig), KVB_OK, "%s", rig.reason);
+        cr_assert_eq(rdma_sim_engine(&rig), KVB_OK, "%s", rig.reason);
+        cr_assert_eq(rdma_sim_peer(&rig, (struct kvt_rdma_peer_config){.lanes = 2}), KVB_OK);
+        cr_assert_eq(rdma_sim_run(&rig, RIG_PUT, 0, 16), KVB_OK);
+        rig.fake->delay_ns = KVB_NS_PER_MS;
+        for (uint64_t i = 0; i < 32; i++) {
+            rdma_job_init(&jobs[i], &rig, i == 0 ? RIG_PUT : RIG_ECHO, 0, RDMA_SIM_LEN);
+            cr_assert_eq(rdma_job_start(&jobs[i]), KVB_OK);
+        }
+        for (int i = 0; i < 500 && fake_verbs_posted(FAKE_ASKER) < 12; i++) {
+            rdma_step(&rig);
+        }
+        cr_assert_geq(fake_verbs_posted(FAKE_ASKER), 12);
+        rig.stopped[side] = true;
+        rdma_advance(&rig, 10);
+        fake_verbs_break((enum fake_side)side);
+        rdma_advance(&rig, 1000);
+        rig.stopped[side] = false;
+        for (int i = 0; i < 32; i++) {
+            (void)rdma_job_wait(&jobs[i]);
+        }
+        cr_assert(rdma_sim_recovers(&rig, 1));
+        rdma_sim_close(&rig);
+    }
+}
+
 Test(rdma, a_listener_says_why_it_cannot)
 {
     static struct rdma_sim rig;

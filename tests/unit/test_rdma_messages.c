@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A peer that says what it likes: each field of each message, changed on its way. The transfer
  * fails, nothing is moved where it does not belong, and the next connection works. */
+#define RDMA_SIM_LEN (2ull << 20)
 #include "rdma_sim.h"
 #include "wire.h"
 
@@ -176,10 +177,11 @@ static void one_row(const struct row *row)
     rdma_advance(&rig, 5000);
     for (size_t i = 0; i < RDMA_SIM_LEN; i++) {
         bool inside = i >= MIB(1) && i < MIB(1) + KIB(64);
-        cr_assert(inside || (rig.engine.base[i] == 'e' && rig.node_memory.base[i] == 'n'),
-                  "%s: byte %zu", row->what, i);
-        cr_assert(rig.engine.base[i] == 'e' || get, "%s", row->what);
-        cr_assert(rig.node_memory.base[i] == 'n' || !get, "%s", row->what);
+        bool engine = rig.engine.base[i] == 'e' || (inside && get);
+        bool node = rig.node_memory.base[i] == 'n' || (inside && !get);
+        if (!engine || !node) {
+            cr_assert_fail("%s: byte %zu", row->what, i);
+        }
     }
     fake_verbs_tap(NULL, NULL);
     cr_assert(rdma_sim_recovers(&rig, 1), "%s", row->what);
