@@ -22,6 +22,7 @@ struct sim_io {
     struct sim_sched *sim;
     struct kvb_event look;
     int quiet;      /* looks in a row that saw nothing */
+    int slow;       /* SIM_IO_SLOW, unless what is behind a descriptor needs longer */
     bool reposting; /* it is the look that is posted */
     struct kvb_io_watch *watches[SIM_IO_MAX];
     unsigned events[SIM_IO_MAX];
@@ -76,7 +77,7 @@ static inline void sim_io_look_(struct kvb_event *event)
             watch->fn(watch, ready);
         }
     }
-    if (io->quiet < SIM_IO_FAST + SIM_IO_SLOW) {
+    if (io->quiet < SIM_IO_FAST + io->slow) {
         io->reposting = true;
         kvb_sched_post(&io->sim->sched, &io->look);
         io->reposting = false;
@@ -97,7 +98,7 @@ static inline void sim_io_wake_(void *ctx)
 static inline void sim_io_init(struct sim_io *io, struct sim_sched *sim)
 {
     static const struct kvb_io_ops ops = {.watch = sim_io_watch_, .unwatch = sim_io_unwatch_};
-    *io = (struct sim_io){.base = {.ops = &ops}, .sim = sim};
+    *io = (struct sim_io){.base = {.ops = &ops}, .sim = sim, .slow = SIM_IO_SLOW};
     kvb_event_init(&io->look, sim_io_look_);
     sim->sched.wake = sim_io_wake_;
     sim->sched.wake_ctx = io;

@@ -18,7 +18,7 @@
 
 #define LEN    ((size_t)16 << 20)
 #define PART   ((size_t)512 << 10) /* what one transfer moves */
-#define CYCLES 50
+#define CYCLES 10
 
 static struct rig_link link_;
 static uint8_t *node; /* the memory of the other side */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What every transport promises (transport/transport.h, transport/region.h). Each test runs against
- * each row of `kinds`; a new transport adds a row.
+ * each row of `kinds`; a new transport adds a row. Where KVPLANE_RDMA_ADDRESS names an address of
+ * an RDMA device (tests/rdma-vm/run), the row of that device is the only one.
  */
 #include "sim_io.h"
 #include "sim_net.h"
@@ -37,6 +38,7 @@ struct kind {
     void (*close)(struct bench *bench); /* after the transport is gone; NULL: nothing */
     /* Puts where the node's bytes are into a question, for transports that ask; NULL: nothing. */
     kvb_status_t (*ask)(struct bench *bench, struct job *job);
+    bool device; /* a real one */
 };
 
 static kvb_status_t loopback_open(struct bench *bench, uint32_t in_flight_max);
@@ -46,21 +48,30 @@ static kvb_status_t sockets_open(struct bench *bench, uint32_t in_flight_max);
 static void sockets_close(struct bench *bench);
 static kvb_status_t tcp_ask(struct bench *bench, struct job *job);
 #ifdef KVT_RDMA_BUILT
-static kvb_status_t rdma_open(struct bench *bench, uint32_t in_flight_max);
-static void rdma_close(struct bench *bench);
+static kvb_status_t fake_open(struct bench *bench, uint32_t in_flight_max);
+static void fake_close(struct bench *bench);
+static kvb_status_t device_open(struct bench *bench, uint32_t in_flight_max);
+static void device_close(struct bench *bench);
 #endif
 
 static const struct kind kinds[] = {
-    {"loopback", loopback_open, NULL, NULL},
-    {"tcp", tcp_open, tcp_close, tcp_ask},
-    {"tcp, sockets of the kernel", sockets_open, sockets_close, tcp_ask},
+    {"loopback", loopback_open, NULL, NULL, false},
+    {"tcp", tcp_open, tcp_close, tcp_ask, false},
+    {"tcp, sockets of the kernel", sockets_open, sockets_close, tcp_ask, false},
 #ifdef KVT_RDMA_BUILT
-    {"rdma, fake verbs", rdma_open, rdma_close, tcp_ask},
+    {"rdma, fake verbs", fake_open, fake_close, tcp_ask, false},
+    {"rdma, device", device_open, device_close, tcp_ask, true},
 #endif
 };
 
+static const char *device_address(void)
+{
+    return getenv("KVPLANE_RDMA_ADDRESS");
+}
+
 #define EACH_KIND(kind)                                                                            \
-    for (const struct kind *kind = kinds; kind < kinds + sizeof kinds / sizeof kinds[0]; kind++)
+    for (const struct kind *kind = kinds; kind < kinds + sizeof kinds / sizeof kinds[0]; kind++)   \
+        if (kind->device == (device_address() != NULL))
 
 #define NODE_LEN MIB(16)
 
@@ -331,22 +342,16 @@ static void rdma_accepted(void *ctx, struct kvt_rdma_conn *conn)
     cr_assert_eq(kvt_rdma_server_adopt(bench->server, conn), KVB_OK);
 }
 
-static kvb_status_t rdma_open(struct bench *bench, uint32_t in_flight_max)
+/* Peer and node over bench->devices, both on `host`. */
+static kvb_status_t open_rdma(struct bench *bench, uint32_t in_flight_max, struct kvb_io *io,
+                              const char *host)
 {
     static const struct kvt_peer_ops peer_ops = {.up = on_up, .down = on_down};
-    static const char *names[] = {"fake0", "fake1"};
     struct kvt_peer_common common = {.secret = "s", .secret_len = 1};
     struct kvb_sched *sched = &bench->sim.sched;
-    char reason[KVT_RDMA_REASON_MAX], address[32];
+    char reason[KVT_RDMA_REASON_MAX], address[64];
     bench->up = false;
-    (void)fake_verbs_open(&bench->sim);
-    fake_io_init(&bench->fake_io, &bench->sim);
-    struct kvb_io *io = &bench->fake_io.base;
-    for (int side = 0; side < FAKE_SIDES; side++) {
-        struct kvt_rdma_config config = {.device = names[side], .verbs = &fake_verbs_table};
-        cr_assert_eq(kvt_rdma_device_open(&config, sched, io, &bench->devices[side], reason),
-                     KVB_OK, "%s", reason);
-    }
+    (void)snprintf(address, sizeof address, "%s:0", host);
     bench->rig = (struct rig_node){.base = bench->node.base, .len = NODE_LEN};
     kvb_list_init(&bench->rig.waiting);
     struct kvt_rdma_server_config server = {.common = common,
@@ -360,7 +365,7 @@ static kvb_status_t rdma_open(struct bench *bench, uint32_t in_flight_max)
     struct kvt_rdma_listener_config listener = {.device = bench->devices[FAKE_NODE],
                                                 .sched = sched,
                                                 .io = io,
-                                                .address = FAKE_NODE_ADDRESS ":0",
+                                                .address = address,
                                                 .accepted = rdma_accepted,
                                                 .ctx = bench};
     cr_assert_eq(kvt_rdma_share_register(bench->devices[FAKE_NODE], bench->node.base, NODE_LEN,
@@ -370,7 +375,7 @@ static kvb_status_t rdma_open(struct bench *bench, uint32_t in_flight_max)
     cr_assert_eq(kvt_rdma_listener_create(&listener, &bench->rdma_listener, reason), KVB_OK);
     cr_assert_eq(kvt_rdma_memory_create(bench->devices[FAKE_ASKER], bench->regions, &bench->memory),
                  KVB_OK);
-    (void)snprintf(address, sizeof address, FAKE_NODE_ADDRESS ":%u",
+    (void)snprintf(address, sizeof address, "%s:%u", host,
                    kvt_rdma_listener_port(bench->rdma_listener));
     struct kvt_rdma_peer_config peer = {.common = common,
                                         .memory = bench->memory,
@@ -385,18 +390,59 @@ static kvb_status_t rdma_open(struct bench *bench, uint32_t in_flight_max)
     return status;
 }
 
-static void rdma_close(struct bench *bench)
+static void close_rdma(struct bench *bench)
 {
     kvt_rdma_listener_destroy(bench->rdma_listener);
     kvt_rdma_server_destroy(bench->server);
     cr_assert(bench->rig.sessions == 0 && bench->rig.running == 0);
     kvt_rdma_memory_destroy(bench->memory);
     kvt_rdma_share_unregister(bench->rdma_share);
+}
+
+static kvb_status_t fake_open(struct bench *bench, uint32_t in_flight_max)
+{
+    static const char *names[] = {"fake0", "fake1"};
+    char reason[KVT_RDMA_REASON_MAX];
+    (void)fake_verbs_open(&bench->sim);
+    fake_io_init(&bench->fake_io, &bench->sim);
+    for (int side = 0; side < FAKE_SIDES; side++) {
+        struct kvt_rdma_config config = {.device = names[side], .verbs = &fake_verbs_table};
+        cr_assert_eq(kvt_rdma_device_open(&config, &bench->sim.sched, &bench->fake_io.base,
+                                          &bench->devices[side], reason),
+                     KVB_OK, "%s", reason);
+    }
+    return open_rdma(bench, in_flight_max, &bench->fake_io.base, FAKE_NODE_ADDRESS);
+}
+
+static void fake_close(struct bench *bench)
+{
+    close_rdma(bench);
     for (int side = 0; side < FAKE_SIDES; side++) {
         kvt_rdma_device_close(bench->devices[side]);
     }
     fake_io_cleanup(&bench->fake_io);
     fake_verbs_close();
+}
+
+/* One device for both; work takes real time there, which simulated time has to wait for. */
+static kvb_status_t device_open(struct bench *bench, uint32_t in_flight_max)
+{
+    struct kvt_rdma_config config = {0};
+    char reason[KVT_RDMA_REASON_MAX];
+    sim_io_init(&bench->io, &bench->sim);
+    bench->io.slow = 400;
+    cr_assert_eq(kvt_rdma_device_open(&config, &bench->sim.sched, &bench->io.base,
+                                      &bench->devices[FAKE_ASKER], reason),
+                 KVB_OK, "%s", reason);
+    bench->devices[FAKE_NODE] = bench->devices[FAKE_ASKER];
+    return open_rdma(bench, in_flight_max, &bench->io.base, device_address());
+}
+
+static void device_close(struct bench *bench)
+{
+    close_rdma(bench);
+    kvt_rdma_device_close(bench->devices[FAKE_ASKER]);
+    sim_io_cleanup(&bench->io);
 }
 #endif
 
@@ -764,8 +810,9 @@ Test(transport_contract, cancel_ends_it_at_every_step)
     EACH_KIND(kind)
     {
         bool finished = false;
-        for (uint32_t turns = 0; !finished; turns++) {
-            cr_assert_lt(turns, 10000);
+        /* a look at a device is a turn, too: by far too many to stop after each */
+        for (uint32_t turns = 0; !finished; turns += kind->device ? 1 + turns / 2 : 1) {
+            cr_assert_lt(turns, 1000000);
             struct bench bench;
             bench_open(&bench, kind, 4, MIB(2));
             struct job job;
@@ -860,7 +907,8 @@ Test(transport_contract, thousands_of_cycles_leave_descriptors_and_mappings_as_b
         bench_open(&bench, kind, 4, KIB(64));
         size_t fds = test_count_fds();
         size_t maps = test_count_maps("memfd:engine");
-        for (int i = 0; i < 5000; i++) {
+        int cycles = kind->device ? 500 : 5000; /* the rest: tests/rdma-vm/transport.c */
+        for (int i = 0; i < cycles; i++) {
             struct kvt_region *region;
             cr_assert_eq(region_open(&bench, &bench.engine, 0, KIB(64), &region), KVB_OK);
             cr_assert_eq(kvt_region_register(region), KVB_OK);
