@@ -182,11 +182,17 @@ static kvb_status_t listen_rdma(struct kvp_server *server, const struct kvp_serv
                                                       .accepted = on_rdma_connection,
                                                       .ctx = server};
     kvb_status_t status = kvt_rdma_listener_create(&listener, &server->rdma_listener, reason);
-    if (status != KVB_OK) {
+    if (status == KVB_OK) {
+        return KVB_OK;
+    }
+    if (config->rdma_must) {
         KVB_LOG(ERROR, "the share cannot be served by rdma", KVB_STR("address", listener.address),
                 KVB_STR("reason", reason), KVB_STATUS(status));
+        return status;
     }
-    return status;
+    KVB_LOG(WARN, "the share cannot be served by rdma", KVB_STR("address", listener.address),
+            KVB_STR("reason", reason), KVB_STATUS(status), KVB_STR("transport", "tcp"));
+    return KVB_OK;
 }
 
 uint16_t kvp_server_rdma_port(const struct kvp_server *server)

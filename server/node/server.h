@@ -22,6 +22,7 @@ struct kvp_server_config {
     /* NULL: tcp alone. The share's memory is registered with it. */
     struct kvt_rdma_device *rdma;
     const char *rdma_listen; /* HOST:PORT; HOST an address */
+    bool rdma_must;          /* else tcp alone will do, if nothing can listen there */
     uint32_t threads;
     struct kvt_peer_common common; /* net: each thread's own */
     const char *name;              /* of the node; copied */
@@ -31,7 +32,7 @@ struct kvp_server_config {
 };
 
 /* NO_MEMORY, LIMIT (threads, descriptors, the device's queues), IO; BUSY, UNAVAILABLE, INVALID
- * (rdma_listen); logged. */
+ * (rdma_listen, if it must be); logged. */
 KVB_MUST_USE kvb_status_t kvp_server_create(const struct kvp_server_config *config,
                                             struct kvp_server **server_p);
 /* No new objects are taken; lookups and gets go on. Idempotent. */

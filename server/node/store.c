@@ -292,6 +292,7 @@ static kvb_status_t create_server(struct kvp_store *store)
         .listener = listener,
         .rdma = store->rdma.share != NULL ? store->rdma.device : NULL,
         .rdma_listen = store->rdma.listen,
+        .rdma_must = store->rdma.only,
         .threads = (uint32_t)config->io_threads,
         .common = common,
         .name = store->record.name,

@@ -101,6 +101,7 @@ static struct kvt_rdma_listener_config rdma_config;
 static atomic_int nrdma_listeners;
 static atomic_uint ndropped;
 static kvb_status_t rdma_status;
+static bool rdma_must;
 static struct kvt_rdma_device *const device = (struct kvt_rdma_device *)&rdma_config;
 
 static struct kvt_rdma_conn *conn(uint32_t number)
@@ -206,6 +207,7 @@ static kvb_status_t create_with(struct kvt_rdma_device *rdma)
                                              .listener = listener,
                                              .rdma = rdma,
                                              .rdma_listen = "10.0.0.1:7",
+                                             .rdma_must = rdma_must,
                                              .threads = THREADS,
                                              .name = "n"};
     kvb_status_t status = kvp_server_create(&config, &server);
@@ -324,9 +326,17 @@ Test(server, without_a_device_there_is_tcp_alone)
 Test(server, an_address_of_rdma_that_cannot_be_listened_at_fails_it_whole)
 {
     rdma_status = KVB_ERR_EXISTS;
+    rdma_must = true;
     cr_expect_eq(create_with(device), KVB_ERR_EXISTS);
-    rdma_status = KVB_OK;
     cr_expect_eq(atomic_load(&ndestroyed), THREADS);
+}
+
+Test(server, where_tcp_will_do_an_address_of_rdma_that_fails_costs_rdma_alone)
+{
+    rdma_status = KVB_ERR_UNAVAILABLE;
+    cr_assert_eq(create_with(device), KVB_OK);
+    cr_expect_eq(kvp_server_rdma_port(server), 0);
+    cr_expect_eq(atomic_load(&ndestroyed), 0);
 }
 
 Test(server, every_connection_of_rdma_is_adopted_or_dropped_also_at_the_end)
