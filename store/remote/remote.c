@@ -2,6 +2,7 @@
 #include "remote.h"
 
 #include "base/assert.h"
+#include "base/log.h"
 
 #include <xxhash.h>
 
@@ -151,12 +152,16 @@ kvb_status_t kvs_remote_start(struct kvs_remote *remote, struct kvt_transfer *tr
 static kvb_status_t open_ways(struct kvs_remote *remote, const struct kvs_remote_config *config)
 {
     kvb_status_t status = KVB_OK;
-    for (uint32_t i = 0; i < KVS_WAYS_MAX && config->ways[i].by != NULL && status == KVB_OK; i++) {
-        struct kvs_remote_way *way = &remote->ways[i];
+    for (uint32_t i = 0; i < KVS_WAYS_MAX && config->ways[i].by != NULL; i++) {
+        struct kvs_remote_way *way = &remote->ways[remote->nways];
         *way = (struct kvs_remote_way){.remote = remote, .by = config->ways[i].by};
         status = way->by->create(config->regions, config->ways[i].config, &kvs_report_peer_ops, way,
                                  &way->transport);
         remote->nways += status == KVB_OK;
+        if (status != KVB_OK) { /* a device may be short of something: the last is what counts */
+            KVB_LOG_LIMITED(WARN, "a node is not reached this way", KVB_STR("by", way->by->name),
+                            KVB_STATUS(status));
+        }
     }
     return status;
 }

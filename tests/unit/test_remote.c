@@ -126,6 +126,45 @@ static kvb_status_t fast_create(struct kvt_regions *regions, const void *peer,
 static const struct kvs_carrier by_fast = {
     .name = "fast", .create = fast_create, .stats = kvt_tcp_peer_stats};
 
+/* One that this process is too short of something for. */
+static kvb_status_t short_create(struct kvt_regions *regions, const void *peer,
+                                 const struct kvt_peer_ops *ops, void *ctx,
+                                 struct kvt_transport **transport_p)
+{
+    (void)regions;
+    (void)peer;
+    (void)ops;
+    (void)ctx;
+    (void)transport_p;
+    return KVB_ERR_LIMIT;
+}
+static const struct kvs_carrier by_short = {
+    .name = "short", .create = short_create, .stats = kvt_tcp_peer_stats};
+
+Test(remote, a_way_that_cannot_be_made_costs_the_node_only_if_it_is_the_last)
+{
+    struct test_store store;
+    struct kvs_node *node;
+    struct kvs_way_status way;
+    test_store_open(&store, &config, false);
+    struct kvs_remote_config remote = {
+        .sched = &store.sim.sched,
+        .regions = store.regions,
+        .ways = {{&by_short, NULL},
+                 {&kvs_by_tcp, &(struct kvt_tcp_peer_config){.address = "node"}}}};
+    cr_assert_eq(kvs_remote_create(&remote, &node), KVB_OK);
+    cr_assert(sim_run_until(&store.sim, is_up, store.node, 1000));
+    cr_assert(kvs_remote_way(node, 0, &way));
+    cr_assert_str_eq(way.by, "tcp");
+    cr_assert(!kvs_remote_way(node, 1, &way));
+    kvs_remote_destroy(node);
+    const struct kvs_way tcp = remote.ways[1];
+    remote.ways[1] = remote.ways[0];
+    remote.ways[0] = tcp;
+    cr_assert_eq(kvs_remote_create(&remote, &node), KVB_ERR_LIMIT);
+    test_store_close(&store);
+}
+
 /* A node that is reached as `fast` and as `node`; its share is one. */
 struct two_ways {
     struct test_store store;
