@@ -283,3 +283,87 @@ Test(rdma_messages, each_field_of_connecting_may_be_anything)
         rdma_sim_close(&rig);
     }
 }
+
+/* ---- peers that do not keep to what was agreed ---- */
+
+/* The node says that it answers any number of questions. */
+static int accept_any_number(struct rdma_cm_id *id, struct rdma_conn_param *param)
+{
+    uint8_t data[RWIRE_CONNECT_LEN];
+    memcpy(data, param->private_data, sizeof data);
+    put_le(data + 28, 4, 1u << 20);
+    struct rdma_conn_param changed = *param;
+    changed.private_data = data;
+    return fake_verbs_table.rdma_accept(id, &changed);
+}
+
+/* Room for one packet to the asker for each 16 of its own. */
+static void spare_room(void *ctx, enum fake_side from, uint8_t *bytes, uint32_t *len_p)
+{
+    uint32_t *packets = ctx;
+    if (from == FAKE_ASKER && *len_p >= HEAD) {
+        put_le(bytes + 4, 4, 64 + ++*packets / 16);
+    }
+}
+
+Test(rdma_messages, answers_that_nobody_makes_room_for_are_not_kept_without_end)
+{
+    enum { MANY = 4096 };
+    static struct rdma_sim rig;
+    static struct rdma_job jobs[MANY];
+    struct kvt_verbs verbs = fake_verbs_table;
+    verbs.rdma_accept = accept_any_number;
+    rdma_sim_init(&rig, 1);
+    kvb_log_threshold = KVB_LOG_ERROR;
+    rig.config[FAKE_NODE].verbs = &verbs;
+    uint32_t packets = 0;
+    fake_verbs_tap(spare_room, &packets);
+    cr_assert_eq(rdma_sim_node(&rig), KVB_OK);
+    cr_assert_eq(rdma_sim_engine(&rig), KVB_OK);
+    cr_assert_eq(rdma_sim_peer(&rig, (struct kvt_rdma_peer_config){.in_flight_max = MANY}), KVB_OK);
+    cr_assert(rdma_run_until(&rig, &rig.up, BOUND_MS));
+    for (int i = 0; i < MANY; i++) {
+        rdma_job_init(&jobs[i], &rig, RIG_ECHO, 0, 0);
+        cr_assert_eq(rdma_job_start(&jobs[i]), KVB_OK);
+    }
+    struct kvt_peer_stats stats;
+    for (int i = 0; i < 100; i++) {
+        rdma_advance(&rig, 10);
+    }
+    kvt_rdma_server_stats(rig.server, &stats);
+    cr_assert_gt(stats.protocol_errors, 0);
+    cr_assert_lt(stats.transfers, 600);
+    for (int i = 0; i < MANY; i++) {
+        (void)rdma_job_wait(&jobs[i]);
+    }
+    fake_verbs_tap(NULL, NULL);
+    rdma_sim_close(&rig);
+}
+
+/* The node refuses with a status that only this side gives a lane. */
+static void refuse_as_canceled(void *ctx, enum fake_side from, uint8_t *bytes, uint32_t *len_p)
+{
+    (void)ctx;
+    if (from == FAKE_NODE && *len_p > PAYLOAD && get_le(bytes + HEAD + 4, 2) == RWIRE_REFUSED) {
+        put_le(bytes + PAYLOAD, 4, (uint32_t)KVB_ERR_CANCELED);
+    }
+}
+
+Test(rdma_messages, a_node_that_refuses_is_not_asked_at_once_again_whatever_it_says)
+{
+    static struct rdma_sim rig;
+    rdma_sim_init(&rig, 1);
+    kvb_log_threshold = KVB_LOG_ERROR;
+    rig.fake->delay_ns = KVB_NS_PER_MS;
+    fake_verbs_tap(refuse_as_canceled, NULL);
+    cr_assert_eq(rdma_sim_node(&rig), KVB_OK);
+    cr_assert_eq(rdma_sim_engine(&rig), KVB_OK);
+    struct kvt_rdma_peer_config config = {.common = {.secret = "another", .secret_len = 7}};
+    cr_assert_eq(rdma_sim_peer(&rig, config), KVB_OK);
+    rdma_advance(&rig, 20000);
+    struct kvt_peer_stats stats = rdma_sim_stats(&rig);
+    cr_assert_gt(stats.connect_failures, 2);
+    cr_assert_lt(stats.connect_failures, 50);
+    fake_verbs_tap(NULL, NULL);
+    rdma_sim_close(&rig);
+}

@@ -105,7 +105,7 @@ static uint32_t under_way(const struct rlane *lane)
 
 static struct rslot *slot_of(struct rlane *lane, uint32_t number)
 {
-    return &lane->out.slots[number % info_of(lane)->depth];
+    return &lane->out.slots[number & (lane->out.slots_n - 1)];
 }
 
 /* A slot, and whether its work request must be signalled (last: something waits for it). */
@@ -330,6 +330,7 @@ void rlane_send(struct rlane *lane, uint16_t type, uint16_t flags, uint64_t seq,
         }
     }
     kvb_list_push_back(&lane->out.queue, &msg->link);
+    lane->out.queued++;
     if (lane->out.mark_ns == 0) {
         lane->out.mark_ns = now_of(lane);
     }
@@ -350,6 +351,7 @@ static void send_queued(struct rlane *lane)
         msg->at += len;
         if (msg->at == msg->len) {
             kvb_list_remove(&msg->link);
+            lane->out.queued--;
             free(msg);
         }
     }
@@ -597,9 +599,13 @@ static kvb_status_t make_buffers(struct rlane *lane)
     char reason[KVT_RDMA_REASON_MAX];
     uint32_t n = depth / 2 < SEND_BUFFERS ? depth / 2 : SEND_BUFFERS;
     lane->out.buffers_n = n;
+    lane->out.slots_n = 1;
+    while (lane->out.slots_n < depth) {
+        lane->out.slots_n *= 2;
+    }
     lane->out.pages_len = (size_t)n * RDEV_MESSAGE_BYTES;
     lane->out.pages = rmem_pages(lane->out.pages_len);
-    lane->out.slots = calloc(depth, sizeof *lane->out.slots);
+    lane->out.slots = calloc(lane->out.slots_n, sizeof *lane->out.slots);
     lane->out.free = calloc(n, sizeof *lane->out.free);
     if (lane->out.pages == NULL || lane->out.slots == NULL || lane->out.free == NULL) {
         return KVB_ERR_NO_MEMORY;

@@ -13,7 +13,7 @@
  * and the client's READs and WRITEs. What a message means is its owner's (peer.c, server.c), who is
  * told through rlane_ops.
  *
- * Sending: each posted work request has a slot in a ring as long as the send queue, in the order of
+ * Sending: each posted work request has a slot in a ring that holds the send queue, in the order of
  * posting, which is that of completing. Only some are signalled; the completion of one gives back
  * every slot up to its own. Unsignalled ones in a row are fewer than a quarter of the queue, and of
  * the buffers half, so that one is under way whenever something is waited for; the last of a batch
@@ -112,7 +112,8 @@ struct rlane {
     struct kvb_list inbox;
 
     struct {
-        struct rslot *slots; /* info.depth of them */
+        struct rslot *slots; /* slots_n of them, a power of 2: numbers wrap around */
+        uint32_t slots_n;    /* info.depth, or the next one above */
         uint32_t head, tail; /* numbers: next to post, oldest under way */
         uint32_t run;        /* unsignalled since the last signalled one */
         uint32_t run_buffers;
@@ -123,9 +124,10 @@ struct rlane {
         struct ibv_mr *mr;
         int32_t *free;
         uint32_t free_n, buffers_n;
-        struct kvb_list queue; /* messages */
-        uint32_t next;         /* number of the next packet */
-        uint32_t room;         /* up to which number the other end has room */
+        struct kvb_list queue; /* messages, queued of them */
+        uint32_t queued;
+        uint32_t next; /* number of the next packet */
+        uint32_t room; /* up to which number the other end has room */
         uint64_t sent_ns, mark_ns;
     } out;
     struct kvb_list progressed;

@@ -300,7 +300,6 @@ static void give_up(struct ask *ask, kvb_status_t why, uint64_t stop_ns)
     }
     if (ask->stopping == KVB_OK) {
         ask->stopping = why;
-        ask->stop_ns = KVB_NEVER;
     }
     if (ask->state == ASK_QUEUED) {
         end(ask, why);
@@ -659,7 +658,8 @@ static void lane_gone(struct peer_lane *lane, bool admitted, uint64_t lived_ns, 
     lane->failures = lived_ns >= peer->config.backoff_max_ms * KVB_NS_PER_MS ? 1
                      : drop                                                  ? 31
                                                                              : lane->failures + 1;
-    if (why == KVB_ERR_CANCELED) { /* given up by us: nothing is wrong with the node */
+    /* Given up by us: nothing is wrong with the node. (It may say so itself when it refuses.) */
+    if (admitted && why == KVB_ERR_CANCELED) {
         lane->failures = 0;
         lane->retry_ns = now_of(peer);
     } else {
@@ -747,6 +747,7 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     ask->state = ASK_QUEUED;
     ask->over = ask->answered = ask->ended = false;
     ask->stopping = ask->end_status = KVB_OK;
+    ask->stop_ns = KVB_NEVER;
     ask->get = transfer->direction == KVT_FROM_SHARE && body_len > 0;
     peer->seq += peer->asks_len;
     ask->seq = peer->seq + (uint64_t)(ask - peer->asks);

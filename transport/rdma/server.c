@@ -274,9 +274,11 @@ static kvb_status_t on_question(struct server_lane *lane, const struct kvb_frame
 {
     struct kvt_rdma_server *server = lane->server;
     struct rwire_question question;
+    /* Answers that it has not made room for are of questions that it has open still. */
     if ((frame->flags & KVB_FRAME_REPLY) != 0 ||
         rwire_question_unpack(payload, frame->len, &question) != KVB_OK ||
-        lane->requests >= server->config.requests_max || lane->text > TEXT_MAX) {
+        lane->requests >= server->config.requests_max ||
+        lane->lane.out.queued > server->config.requests_max || lane->text > TEXT_MAX) {
         return KVB_ERR_PROTOCOL;
     }
     struct request *request = request_new(lane, frame, &question);
