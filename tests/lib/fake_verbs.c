@@ -593,7 +593,9 @@ static bool vma_find(uint64_t at, struct vma *vma_p)
                    &vma.inode) != 5) {
             continue;
         }
-        vma.read = mode[0] == 'r', vma.write = mode[1] == 'w', vma.shared = mode[3] == 's';
+        vma.read = mode[0] == 'r';
+        vma.write = mode[1] == 'w';
+        vma.shared = mode[3] == 's';
         found = vma.from <= at && at < vma.to;
         *vma_p = vma;
     }
@@ -1620,7 +1622,9 @@ static bool gather(const struct qp *qp, const struct work *work, bool write, uin
             uint8_t *pages = mr_at(mr, from, &here);
             here = here < left ? here : left;
             memcpy(write ? pages : bytes, write ? bytes : pages, here);
-            bytes += here, from += here, left -= here;
+            bytes += here;
+            from += here;
+            left -= here;
         }
         at = 0;
         len -= n;
@@ -2555,7 +2559,8 @@ static void device_init(enum fake_side side)
         .memlock = UINT64_MAX,
     };
     uint32_t address = inet_addr(side == FAKE_ASKER ? FAKE_ASKER_ADDRESS : FAKE_NODE_ADDRESS);
-    device->gids[0].raw[0] = 0xfe, device->gids[0].raw[1] = 0x80;
+    device->gids[0].raw[0] = 0xfe;
+    device->gids[0].raw[1] = 0x80;
     device->gids[1].raw[10] = device->gids[1].raw[11] = 0xff;
     memcpy(device->gids[1].raw + 12, &address, sizeof address);
     device->gid_types[0] = device->gid_types[1] = IBV_GID_TYPE_ROCE_V2;
