@@ -162,6 +162,24 @@ Test(rdma_faults, a_device_that_is_removed_ends_everything_and_leaves_nothing)
     }
 }
 
+/* Its engine sleeps and wakes all the same: what is left may carry the bytes. */
+Test(rdma_faults, without_its_device_memory_is_let_go_and_taken_again)
+{
+    for (int flush = 0; flush < 2; flush++) {
+        static struct rdma_sim rig;
+        rdma_sim_open(&rig, 1, (struct kvt_rdma_peer_config){0});
+        cr_assert(rdma_sim_works(&rig, 1));
+        fake_verbs_remove(FAKE_ASKER, flush == 1);
+        rdma_advance(&rig, 10000);
+        cr_assert_eq(rdma_sim_unregister(&rig, rig.region, 1000, 1000), KVB_OK);
+        kvt_region_destroy(rig.region);
+        cr_assert_eq(rdma_sim_region(&rig, &rig.region, 1, 0, RDMA_SIM_LEN), KVB_OK);
+        cr_assert_eq(kvt_region_pinned(rig.region), 0);
+        cr_assert_neq(rdma_sim_run(&rig, RIG_PUT, 0, 16), KVB_OK);
+        rdma_sim_close(&rig);
+    }
+}
+
 Test(rdma_faults, events_of_the_device_are_counted)
 {
     static const struct {

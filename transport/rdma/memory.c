@@ -310,6 +310,9 @@ static kvb_status_t region_register(struct kvt_transport *transport, struct kvt_
     if (region->memory->address == NULL) {
         return KVB_OK; /* nothing here reaches it; a transfer that names it is refused */
     }
+    if (kvt_rdma_device_dead(memory->device)) {
+        return KVB_OK; /* so it is here; and the engine wakes, over tcp or without the others */
+    }
     if (memory->n == memory->cap) {
         uint32_t cap = memory->cap != 0 ? 2 * memory->cap : 16;
         struct registration *all = realloc(memory->all, cap * sizeof *all);
