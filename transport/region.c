@@ -225,16 +225,21 @@ static void stale_cleanup(struct kvt_regions *regions)
 
 /* ---- registering ---- */
 
-/* In the transports before `end`; all of them: the list's head. */
-static void tell_unregistered(struct kvt_region *region, const struct kvb_list *end)
+/* In the transports before `end`; all of them: the list's head. What the last one said that could
+ * not. */
+static kvb_status_t tell_unregistered(struct kvt_region *region, const struct kvb_list *end)
 {
     struct kvb_list *all = &region->regions->transports;
+    kvb_status_t refused = KVB_OK;
     for (struct kvb_list *link = all->next; link != end; link = link->next) {
         struct kvt_transport *transport = kvb_container_of(link, struct kvt_transport, link);
-        if (transport->ops->region_unregister != NULL) {
-            transport->ops->region_unregister(transport, region);
+        if (transport->ops->region_unregister == NULL) {
+            continue;
         }
+        kvb_status_t status = transport->ops->region_unregister(transport, region);
+        refused = status != KVB_OK ? status : refused;
     }
+    return refused;
 }
 
 static kvb_status_t tell_registered(struct kvt_region *region)
@@ -247,7 +252,7 @@ static kvb_status_t tell_registered(struct kvt_region *region)
         }
         kvb_status_t status = transport->ops->region_register(transport, region);
         if (status != KVB_OK) {
-            tell_unregistered(region, link);
+            (void)tell_unregistered(region, link); /* who could not has said so in the log */
             return status;
         }
     }
@@ -377,7 +382,10 @@ static void release_from_device(struct kvt_region *region)
 
 static void release(struct kvt_region *region)
 {
-    tell_unregistered(region, &region->regions->transports);
+    region->refused = tell_unregistered(region, &region->regions->transports);
+    if (region->refused != KVB_OK) {
+        return; /* tried again when the region's next bound is over */
+    }
     region->regions->registered--;
     if (region->refs > 0) {
         kvb_assert(kvb_fault(KVB_FAULT_DRAIN_SKIPPED)); /* its last transfer unmaps */
@@ -433,12 +441,23 @@ static void on_bound(struct kvb_timer *timer)
 {
     struct kvt_region *region = kvb_container_of(timer, struct kvt_region, bound);
     kvb_assert(region->state == KVT_REGION_DRAINING);
-    if (region->refs == 0 && !job_runs(region)) {
+    if (region->refs == 0 && !job_runs(region) && region->refused == KVB_OK) {
         return; /* the step is posted */
     }
     if (!region->quiescing) {
         quiesce(region);
         kvb_sched_timer_set(region->regions->sched, &region->bound, region->stop_deadline_ns);
+        if (region->refused != KVB_OK) {
+            release(region);
+        }
+        return;
+    }
+    if (region->refused != KVB_OK) { /* what it holds of the memory, sleep must not take (P3) */
+        KVB_LOG(WARN, "a registration could not be taken back: the region stays registered",
+                KVB_U64("region", region->desc.number), KVB_STR("tag", region->desc.tag),
+                KVB_STATUS(region->refused));
+        set_state(region, KVT_REGION_REGISTERED);
+        finish_unregister(region, region->refused);
         return;
     }
     if (region->refs == 0) {
@@ -458,6 +477,7 @@ void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns
     struct kvb_sched *sched = region->regions->sched;
     set_state(region, KVT_REGION_DRAINING);
     region->quiescing = false;
+    region->refused = KVB_OK;
     region->stop_deadline_ns = stop_deadline_ns;
     region->done = done;
     region->arg = arg;

@@ -47,6 +47,7 @@ struct kvt_region {
 
     /* draining only */
     bool quiescing; /* past the drain deadline: its transfers were cancelled */
+    kvb_status_t refused; /* not OK: why a transport could not take its registration back */
     uint64_t stop_deadline_ns;
     struct kvb_event step;
     struct kvb_timer bound;

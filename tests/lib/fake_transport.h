@@ -23,6 +23,7 @@ struct fake_transport {
     uint32_t registered;    /* so far */
     uint32_t unregistered;  /* so far */
     bool pins;              /* what it registers */
+    uint32_t clings;        /* so often it cannot take a registration back */
 };
 
 static inline struct fake_transport *fake_of_(struct kvt_transport *transport)
@@ -61,11 +62,17 @@ static inline kvb_status_t fake_register_(struct kvt_transport *transport,
     return fake->register_;
 }
 
-static inline void fake_unregister_(struct kvt_transport *transport, struct kvt_region *region)
+static inline kvb_status_t fake_unregister_(struct kvt_transport *transport,
+                                            struct kvt_region *region)
 {
     struct fake_transport *fake = fake_of_(transport);
+    if (fake->clings > 0) {
+        fake->clings--;
+        return KVB_ERR_IO;
+    }
     fake->unregistered++;
     region->pinned_bytes -= fake->pins ? region->desc.len : 0;
+    return KVB_OK;
 }
 
 static inline void fake_destroy_(struct kvt_transport *transport)

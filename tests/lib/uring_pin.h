@@ -144,7 +144,8 @@ static inline struct pin_ring *pin_ring_of(struct pin *pin, const struct kvt_reg
     return NULL;
 }
 
-static inline void pin_region_unregister(struct kvt_transport *transport, struct kvt_region *region)
+static inline kvb_status_t pin_region_unregister(struct kvt_transport *transport,
+                                                 struct kvt_region *region)
 {
     struct pin_ring *ring = pin_ring_of(pin_of(transport), region);
     kvb_list_each(&pin_of(transport)->running, link)
@@ -153,6 +154,7 @@ static inline void pin_region_unregister(struct kvt_transport *transport, struct
     }
     kvb_assert(syscall(__NR_io_uring_register, ring->fd, IORING_UNREGISTER_BUFFERS, NULL, 0) == 0);
     pin_ring_close(ring);
+    return KVB_OK;
 }
 
 static inline kvb_status_t pin_start(struct kvt_transport *transport, struct kvt_transfer *transfer)

@@ -293,6 +293,26 @@ Test(rdma_release, with_the_life_cycle_the_bytes_are_right_and_nothing_grows)
     rdma_sim_close(&rig);
 }
 
+Test(rdma_release, what_the_device_does_not_let_go_of_stays_registered)
+{
+    static struct rdma_sim rig;
+    rdma_sim_open(&rig, 1, (struct kvt_rdma_peer_config){0});
+    cr_assert(rdma_sim_works(&rig, 0));
+    uint64_t pinned = rig.fake->pinned;
+    fake_verbs_fail("ibv_dereg_mr", 0, EBUSY);
+    struct rdma_ended ended = {0};
+    kvt_region_unregister(rig.region, rdma_in_ms(&rig, 100), rdma_in_ms(&rig, 200),
+                          rdma_sim_unregistered_, &ended);
+    (void)rdma_run_until(&rig, &ended.done, 50);
+    cr_assert(!ended.done, "not said to be gone");
+    cr_assert_eq(rig.fake->pinned, pinned);
+    cr_assert(fake_verbs_failed(NULL));
+    cr_assert(rdma_run_until(&rig, &ended.done, 151), "bounded");
+    cr_assert_eq(ended.status, KVB_OK, "tried again");
+    cr_assert_lt(rig.fake->pinned, pinned);
+    rdma_sim_close(&rig);
+}
+
 Test(rdma_release, a_helper_that_is_forked_and_executed_meanwhile_does_no_harm)
 {
     static struct rdma_sim rig;

@@ -127,6 +127,31 @@ Test(region, is_never_deregistered_under_a_transfer_that_will_not_stop)
     cleanup(&s);
 }
 
+Test(region, stays_registered_while_a_transport_cannot_take_its_registration_back)
+{
+    struct setup s;
+    setup(&s);
+    s.fake->clings = 2;
+    unregister(&s, 10, 20);
+    sim_advance(&s.sim, 9);
+    cr_assert_eq(s.ends, 0);
+    cr_assert_eq(s.fake->clings, 1, "not tried again and again");
+    sim_advance(&s.sim, 12);
+    cr_assert_eq(s.ends, 1);
+    cr_assert_eq(s.ended, KVB_ERR_IO);
+    cr_assert_eq(kvt_region_state(s.region), KVT_REGION_REGISTERED);
+    cr_assert_eq(kvt_transfer_start(&s.fake->base, &s.transfer), KVB_OK, "it is as before");
+    fake_end(&s.transfer, KVB_OK);
+
+    s.fake->clings = 1; /* for a moment */
+    unregister(&s, 10, 20);
+    sim_advance(&s.sim, 11);
+    cr_assert_eq(s.ends, 1);
+    cr_assert_eq(s.ended, KVB_OK);
+    cr_assert_eq(s.fake->unregistered, 1);
+    cleanup(&s);
+}
+
 Test(region, a_transfer_that_names_it_twice_holds_it_until_its_end)
 {
     struct setup s;

@@ -154,13 +154,16 @@ kvb_status_t rmem_register(struct kvt_rdma_device *device, void *base, uint64_t 
     return status;
 }
 
-static void deregister(struct kvt_rdma_device *device, struct ibv_mr *mr)
+/* IO: it stands. A device that is gone has let go of everything, whatever it answers. */
+static kvb_status_t deregister(struct kvt_rdma_device *device, struct ibv_mr *mr)
 {
     int error = device->verbs->ibv_dereg_mr(mr);
-    if (error != 0) {
-        KVB_LOG(ERROR, "rdma: a registration could not be taken back",
-                KVB_STR("device", device->info.device), KVB_ERRNO(error));
+    if (error == 0) {
+        return KVB_OK;
     }
+    KVB_LOG(ERROR, "rdma: a registration could not be taken back",
+            KVB_STR("device", device->info.device), KVB_ERRNO(error));
+    return kvt_rdma_device_dead(device) ? KVB_OK : KVB_ERR_IO;
 }
 
 void *rmem_pages(size_t len)
@@ -220,7 +223,7 @@ void kvt_rdma_share_unregister(struct kvt_rdma_share *share)
         return;
     }
     kvb_list_remove(&share->link);
-    deregister(share->device, share->mr);
+    (void)deregister(share->device, share->mr); /* the process ends with it */
     free(share);
 }
 
@@ -367,25 +370,31 @@ static bool keep_stale(struct kvt_rdma_memory *memory, struct registration *is)
 
 static void remove_at(struct kvt_rdma_memory *memory, uint32_t i)
 {
-    deregister(memory->device, memory->all[i].mr);
     memory->n--;
     memmove(memory->all + i, memory->all + i + 1, (memory->n - i) * sizeof *memory->all);
 }
 
-static void region_unregister(struct kvt_transport *transport, struct kvt_region *region)
+static kvb_status_t region_unregister(struct kvt_transport *transport, struct kvt_region *region)
 {
     struct kvt_rdma_memory *memory = of(transport);
-    for (uint32_t i = 0; i < memory->n; i++) {
-        if (memory->all[i].region == region) {
-            memory->counted.unregistered++;
-            memory->counted.pinned_bytes -= region->desc.len;
-            region->pinned_bytes -= region->desc.len;
-            if (!keep_stale(memory, &memory->all[i])) {
-                remove_at(memory, i);
-            }
-            return;
-        }
+    uint32_t i = 0;
+    while (i < memory->n && memory->all[i].region != region) {
+        i++;
     }
+    if (i == memory->n) {
+        return KVB_OK;
+    }
+    if (!keep_stale(memory, &memory->all[i])) {
+        kvb_status_t status = deregister(memory->device, memory->all[i].mr);
+        if (status != KVB_OK) {
+            return status;
+        }
+        remove_at(memory, i);
+    }
+    memory->counted.unregistered++;
+    memory->counted.pinned_bytes -= region->desc.len;
+    region->pinned_bytes -= region->desc.len;
+    return KVB_OK;
 }
 
 static void destroy(struct kvt_transport *transport)
@@ -393,6 +402,7 @@ static void destroy(struct kvt_transport *transport)
     struct kvt_rdma_memory *memory = of(transport);
     while (memory->n > 0) {
         kvb_assert(memory->all[memory->n - 1].region == NULL);
+        (void)deregister(memory->device, memory->all[memory->n - 1].mr);
         remove_at(memory, memory->n - 1);
     }
     free(memory->all);

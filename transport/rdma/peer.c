@@ -669,10 +669,10 @@ static void lane_gone(struct peer_lane *lane, bool admitted, uint64_t lived_ns, 
     if (lane == &peer->lanes[0]) { /* the one that is always to stand */
         kvb_sched_timer_set(peer->base.sched, &peer->retry, lane->retry_ns);
     }
+    peer->why = why == KVB_ERR_UNSUPPORTED ? KVB_ERR_REFUSED : why; /* no common version */
     if (peer->admitted > 0 || connecting(peer)) {
         return;
     }
-    peer->why = why == KVB_ERR_UNSUPPORTED ? KVB_ERR_REFUSED : why; /* no common version */
     peer->reached = true;
     kvb_sched_post(peer->base.sched, &peer->turn);
 }

@@ -109,7 +109,8 @@ KVB_MUST_USE kvb_status_t kvt_region_register_start(struct kvt_region *region, u
  * transfers are refused (GENERATION) at once; running ones may finish until drain_deadline_ns, then
  * they are cancelled, and must be gone by stop_deadline_ns, which is later. done, later, exactly
  * once: OK; TIMEOUT: a transfer could not be stopped, the region is REGISTERED again (or a device's
- * process could not be killed: then it counts as registered, for its memory is held).
+ * process could not be killed: then it counts as registered, for its memory is held); IO: a
+ * transport could not take its registration back, also at a second try: REGISTERED again.
  */
 void kvt_region_unregister(struct kvt_region *region, uint64_t drain_deadline_ns,
                            uint64_t stop_deadline_ns, kvt_region_done_fn done, void *arg);

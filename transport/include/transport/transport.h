@@ -80,7 +80,9 @@ struct kvt_transport_ops {
     void (*cancel)(struct kvt_transport *transport, struct kvt_transfer *transfer,
                    uint64_t stop_deadline_ns);
     kvb_status_t (*region_register)(struct kvt_transport *transport, struct kvt_region *region);
-    void (*region_unregister)(struct kvt_transport *transport, struct kvt_region *region);
+    /* No transfer names it. Not OK: the registration stands as before, and is asked for again. One
+     * that is not there: OK. */
+    kvb_status_t (*region_unregister)(struct kvt_transport *transport, struct kvt_region *region);
     void (*destroy)(struct kvt_transport *transport);
 };
 struct kvt_transport {
