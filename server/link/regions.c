@@ -410,7 +410,7 @@ void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
                            const struct kvb_link_region *msg, int fd)
 {
     struct kvp_slot *slot;
-    struct kvp_region *region;
+    struct kvp_region *region = NULL; /* set where it is used; compilers do not see it */
     kvb_status_t status = judge_hand_over(rank, msg, &slot);
     if (status != KVB_OK) {
         (void)close(fd);
