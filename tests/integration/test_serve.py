@@ -208,7 +208,7 @@ class Serve(harness.Case):
 
         overview = run("status").stdout
         self.assertIn("cluster: coordinator embedded, 1 of 1 nodes up", overview)
-        self.assertRegex(overview, r"(?m)^  local +- +up +64 MiB ")
+        self.assertRegex(overview, r"(?m)^  local +- +up +local +64 MiB ")
         self.assertRegex(overview, r"(?m)^  a +default +serving ")
         self.assertIn("instance: a", run("status", "--instance", "a").stdout)
         other = run("status", "--instance", "b")
