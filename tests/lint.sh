@@ -22,8 +22,9 @@ for header in "${headers[@]}"; do
     # What a test double stands in for is private to its layer; folders of the store know each other.
     private=()
     case $header in
-    tests/lib/*) private=(-iquote transport -iquote transport/tcp -iquote store -iquote store/node) ;;
+    tests/lib/*) private=(-iquote transport -iquote transport/peer -iquote transport/tcp -iquote transport/rdma -iquote store -iquote store/node) ;;
     tests/cuda/*) private=(-iquote transport/device/cuda) ;;
+    transport/tcp/* | transport/rdma/* | transport/peer/*) private=(-iquote transport -iquote transport/peer) ;;
     store/*) private=(-iquote store) ;;
     esac
     gcc -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -fsyntax-only -iquote "$(dirname "$header")" "${private[@]}" "${includes[@]}" \

@@ -46,7 +46,7 @@ struct kvt_region {
     void *registered_arg;
 
     /* draining only */
-    bool quiescing; /* past the drain deadline: its transfers were cancelled */
+    bool quiescing;       /* past the drain deadline: its transfers were cancelled */
     kvb_status_t refused; /* not OK: why a transport could not take its registration back */
     uint64_t stop_deadline_ns;
     struct kvb_event step;

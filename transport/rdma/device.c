@@ -442,21 +442,21 @@ static int try_queues(const struct kvt_rdma_device *device, uint32_t inline_byte
     int error = 0;
     errno = 0;
     struct ibv_cq *cq = verbs->ibv_create_cq(device->context, (int)info->depth, NULL, NULL, 0);
+    struct ibv_srq_init_attr srq_attr = {.attr = {.max_wr = info->window, .max_sge = 1}};
     if (cq != NULL) {
-        struct ibv_srq_init_attr attr = {.attr = {.max_wr = info->window, .max_sge = 1}};
-        srq = verbs->ibv_create_srq(device->pd, &attr);
+        srq = verbs->ibv_create_srq(device->pd, &srq_attr);
     }
+    struct ibv_qp_init_attr qp_attr = {
+        .send_cq = cq,
+        .recv_cq = cq,
+        .srq = srq,
+        .cap = {.max_send_wr = info->depth,
+                .max_send_sge = info->sge,
+                .max_inline_data = inline_bytes},
+        .qp_type = IBV_QPT_RC,
+    };
     if (srq != NULL) {
-        struct ibv_qp_init_attr attr = {
-            .send_cq = cq,
-            .recv_cq = cq,
-            .srq = srq,
-            .cap = {.max_send_wr = info->depth,
-                    .max_send_sge = info->sge,
-                    .max_inline_data = inline_bytes},
-            .qp_type = IBV_QPT_RC,
-        };
-        qp = verbs->ibv_create_qp(device->pd, &attr);
+        qp = verbs->ibv_create_qp(device->pd, &qp_attr);
     }
     if (qp == NULL) {
         error = errno != 0 ? errno : EIO;
