@@ -2,6 +2,7 @@
 #include "handshake.h"
 
 #include "base/assert.h"
+#include "base/le.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -13,32 +14,16 @@ enum { AT_MIN = 0, AT_MAX = 4, AT_FEATURES = 8, AT_SILENCE = 16, AT_ZERO = 20, A
 _Static_assert(AT_NONCE + 32 == KVT_GREETING_LEN, "the nonce is the last field");
 enum { AT_INCARNATION = KVT_PROOF_LEN, AT_NAME_LEN = 40, AT_NAME = 41 };
 
-static void put_le(uint8_t *out, uint64_t value, size_t len)
-{
-    for (size_t i = 0; i < len; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static uint64_t get_le(const uint8_t *in, size_t len)
-{
-    uint64_t value = 0;
-    for (size_t i = 0; i < len; i++) {
-        value |= (uint64_t)in[i] << (8 * i);
-    }
-    return value;
-}
-
 /* ---- greetings ---- */
 
 void kvt_greeting_make(const struct kvt_protocol *protocol, const struct kvt_peer_common *common,
                        const struct kvb_random *random, uint8_t out[KVT_PAYLOAD_MAX], size_t *len_p)
 {
-    put_le(out + AT_MIN, protocol->version_min, 4);
-    put_le(out + AT_MAX, protocol->version, 4);
-    put_le(out + AT_FEATURES, common->features, 8);
-    put_le(out + AT_SILENCE, common->silence_ms, 4);
-    put_le(out + AT_ZERO, 0, 4);
+    kvb_le_put(out + AT_MIN, protocol->version_min, 4);
+    kvb_le_put(out + AT_MAX, protocol->version, 4);
+    kvb_le_put(out + AT_FEATURES, common->features, 8);
+    kvb_le_put(out + AT_SILENCE, common->silence_ms, 4);
+    kvb_le_put(out + AT_ZERO, 0, 4);
     random->fill(random->ctx, out + AT_NONCE, 32);
     *len_p = KVT_GREETING_LEN;
 }
@@ -46,10 +31,10 @@ void kvt_greeting_make(const struct kvt_protocol *protocol, const struct kvt_pee
 static struct kvt_greeting greeting_unpack(const uint8_t *payload)
 {
     struct kvt_greeting greeting = {
-        .version_min = (uint32_t)get_le(payload + AT_MIN, 4),
-        .version_max = (uint32_t)get_le(payload + AT_MAX, 4),
-        .features = get_le(payload + AT_FEATURES, 8),
-        .silence_ms = (uint32_t)get_le(payload + AT_SILENCE, 4),
+        .version_min = (uint32_t)kvb_le_get(payload + AT_MIN, 4),
+        .version_max = (uint32_t)kvb_le_get(payload + AT_MAX, 4),
+        .features = kvb_le_get(payload + AT_FEATURES, 8),
+        .silence_ms = (uint32_t)kvb_le_get(payload + AT_SILENCE, 4),
     };
     memcpy(greeting.nonce, payload + AT_NONCE, sizeof greeting.nonce);
     return greeting;
@@ -103,7 +88,7 @@ static kvb_status_t sign(const struct kvt_peer_common *common, const struct kvt_
     size_t len = strlen(label) + 1;
     memcpy(text, label, len);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        put_le(text + len, parts[i].len, 4);
+        kvb_le_put(text + len, parts[i].len, 4);
         len += 4;
         if (parts[i].len > 0) {
             memcpy(text + len, parts[i].data, parts[i].len);
@@ -160,8 +145,8 @@ kvb_status_t kvt_identity_make(const struct kvt_protocol *protocol,
                                size_t *len_p)
 {
     size_t name_len = strlen(identity->name);
-    put_le(out + AT_INCARNATION, identity->incarnation, 8);
-    put_le(out + AT_NAME_LEN, name_len, 1);
+    kvb_le_put(out + AT_INCARNATION, identity->incarnation, 8);
+    kvb_le_put(out + AT_NAME_LEN, name_len, 1);
     memcpy(out + AT_NAME, identity->name, name_len);
     size_t len = AT_NAME + name_len;
     kvb_status_t status =
@@ -186,7 +171,7 @@ kvb_status_t kvt_identity_take(const struct kvt_protocol *protocol,
     if (status != KVB_OK) {
         return status;
     }
-    struct kvt_identity identity = {.incarnation = get_le(payload + AT_INCARNATION, 8)};
+    struct kvt_identity identity = {.incarnation = kvb_le_get(payload + AT_INCARNATION, 8)};
     size_t name_len = payload[AT_NAME_LEN];
     if (len != AT_NAME + name_len || name_len >= sizeof identity.name) {
         return KVB_ERR_PROTOCOL;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire.h"
 
+#include "base/le.h"
+
 #define MAGIC 0x3152564bu /* "KVR1" */
 
 const struct kvt_protocol kvt_rdma_protocol = {
@@ -10,33 +12,10 @@ const struct kvt_protocol kvt_rdma_protocol = {
     .node_label = "kvplane rdma 1 node",
 };
 
-static void put_u32(uint8_t *out, uint32_t value)
-{
-    for (size_t i = 0; i < 4; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static void put_u64(uint8_t *out, uint64_t value)
-{
-    put_u32(out, (uint32_t)value);
-    put_u32(out + 4, (uint32_t)(value >> 32));
-}
-
-static uint32_t get_u32(const uint8_t *in)
-{
-    return in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
-}
-
-static uint64_t get_u64(const uint8_t *in)
-{
-    return get_u32(in) | (uint64_t)get_u32(in + 4) << 32;
-}
-
 /* A final status of the list: success or a failure. */
 static kvb_status_t get_status(const uint8_t *in, kvb_status_t *status_p)
 {
-    int32_t value = (int32_t)get_u32(in);
+    int32_t value = (int32_t)kvb_le_get32(in);
     *status_p = kvb_status_from_wire(value);
     return (int32_t)*status_p == value && value <= 0 ? KVB_OK : KVB_ERR_PROTOCOL;
 }
@@ -45,44 +24,44 @@ static kvb_status_t get_status(const uint8_t *in, kvb_status_t *status_p)
 
 void rwire_connect_pack(const struct rwire_connect *connect, uint8_t out[RWIRE_CONNECT_LEN])
 {
-    put_u32(out, MAGIC);
-    put_u32(out + 4, connect->version_min);
-    put_u32(out + 8, connect->version);
-    put_u32(out + 12, connect->mtu);
-    put_u32(out + 16, connect->window);
-    put_u32(out + 20, connect->message_bytes);
-    put_u32(out + 24, connect->rd_atomic);
-    put_u32(out + 28, connect->requests);
+    kvb_le_put32(out, MAGIC);
+    kvb_le_put32(out + 4, connect->version_min);
+    kvb_le_put32(out + 8, connect->version);
+    kvb_le_put32(out + 12, connect->mtu);
+    kvb_le_put32(out + 16, connect->window);
+    kvb_le_put32(out + 20, connect->message_bytes);
+    kvb_le_put32(out + 24, connect->rd_atomic);
+    kvb_le_put32(out + 28, connect->requests);
 }
 
 kvb_status_t rwire_connect_unpack(const uint8_t *in, size_t len, struct rwire_connect *connect_p)
 {
-    if (len < RWIRE_CONNECT_LEN || get_u32(in) != MAGIC) {
+    if (len < RWIRE_CONNECT_LEN || kvb_le_get32(in) != MAGIC) {
         return KVB_ERR_PROTOCOL;
     }
     *connect_p = (struct rwire_connect){
-        .version_min = get_u32(in + 4),
-        .version = get_u32(in + 8),
-        .mtu = get_u32(in + 12),
-        .window = get_u32(in + 16),
-        .message_bytes = get_u32(in + 20),
-        .rd_atomic = get_u32(in + 24),
-        .requests = get_u32(in + 28),
+        .version_min = kvb_le_get32(in + 4),
+        .version = kvb_le_get32(in + 8),
+        .mtu = kvb_le_get32(in + 12),
+        .window = kvb_le_get32(in + 16),
+        .message_bytes = kvb_le_get32(in + 20),
+        .rd_atomic = kvb_le_get32(in + 24),
+        .requests = kvb_le_get32(in + 28),
     };
     return KVB_OK;
 }
 
 void rwire_reject_pack(kvb_status_t status, uint8_t out[RWIRE_REJECT_LEN])
 {
-    put_u32(out, MAGIC);
-    put_u32(out + 4, (uint32_t)status);
+    kvb_le_put32(out, MAGIC);
+    kvb_le_put32(out + 4, (uint32_t)status);
 }
 
 kvb_status_t rwire_reject_status(const uint8_t *in, size_t len)
 {
     kvb_status_t status;
-    if (len < RWIRE_REJECT_LEN || get_u32(in) != MAGIC || get_status(in + 4, &status) != KVB_OK ||
-        status == KVB_OK) {
+    if (len < RWIRE_REJECT_LEN || kvb_le_get32(in) != MAGIC ||
+        get_status(in + 4, &status) != KVB_OK || status == KVB_OK) {
         return KVB_ERR_UNAVAILABLE;
     }
     return status;
@@ -92,13 +71,13 @@ kvb_status_t rwire_reject_status(const uint8_t *in, size_t len)
 
 void rwire_packet_pack(const struct rwire_packet *packet, uint8_t out[RWIRE_PACKET_LEN])
 {
-    put_u32(out, packet->number);
-    put_u32(out + 4, packet->room);
+    kvb_le_put32(out, packet->number);
+    kvb_le_put32(out + 4, packet->room);
 }
 
 struct rwire_packet rwire_packet_unpack(const uint8_t in[RWIRE_PACKET_LEN])
 {
-    return (struct rwire_packet){.number = get_u32(in), .room = get_u32(in + 4)};
+    return (struct rwire_packet){.number = kvb_le_get32(in), .room = kvb_le_get32(in + 4)};
 }
 
 static const struct {
@@ -134,15 +113,15 @@ kvb_status_t rwire_frame_check(const struct kvb_frame *frame, uint32_t text_max)
 
 void rwire_extent_pack(const struct rwire_extent *extent, uint8_t out[RWIRE_EXTENT_LEN])
 {
-    put_u64(out, extent->address);
-    put_u32(out + 8, extent->len);
-    put_u32(out + 12, extent->key);
+    kvb_le_put64(out, extent->address);
+    kvb_le_put32(out + 8, extent->len);
+    kvb_le_put32(out + 12, extent->key);
 }
 
 struct rwire_extent rwire_extent_unpack(const uint8_t in[RWIRE_EXTENT_LEN])
 {
     return (struct rwire_extent){
-        .address = get_u64(in), .len = get_u32(in + 8), .key = get_u32(in + 12)};
+        .address = kvb_le_get64(in), .len = kvb_le_get32(in + 8), .key = kvb_le_get32(in + 12)};
 }
 
 kvb_status_t rwire_extents_check(const uint8_t *in, uint32_t n, uint64_t body_len)
@@ -160,19 +139,19 @@ kvb_status_t rwire_extents_check(const uint8_t *in, uint32_t n, uint64_t body_le
 
 void rwire_question_head_pack(uint32_t body_len, uint8_t out[RWIRE_QUESTION_LEN])
 {
-    put_u32(out, 0);
-    put_u32(out + 4, body_len);
+    kvb_le_put32(out, 0);
+    kvb_le_put32(out + 4, body_len);
 }
 
 kvb_status_t rwire_question_unpack(const uint8_t *payload, uint32_t len,
                                    struct rwire_question *question_p)
 {
     struct rwire_question question = {
-        .body_len = get_u32(payload + 4),
+        .body_len = kvb_le_get32(payload + 4),
         .text = payload + RWIRE_QUESTION_LEN,
         .text_len = len - RWIRE_QUESTION_LEN,
     };
-    if (get_u32(payload) != 0 || question.body_len > KVT_BODY_MAX) {
+    if (kvb_le_get32(payload) != 0 || question.body_len > KVT_BODY_MAX) {
         return KVB_ERR_PROTOCOL;
     }
     *question_p = question;
@@ -182,18 +161,18 @@ kvb_status_t rwire_question_unpack(const uint8_t *payload, uint32_t len,
 void rwire_answer_head_pack(kvb_status_t status, uint32_t extents_n, uint64_t checksum,
                             uint8_t out[RWIRE_ANSWER_LEN])
 {
-    put_u32(out, (uint32_t)status);
-    put_u32(out + 4, extents_n);
-    put_u64(out + 8, checksum);
+    kvb_le_put32(out, (uint32_t)status);
+    kvb_le_put32(out + 4, extents_n);
+    kvb_le_put64(out + 8, checksum);
 }
 
 kvb_status_t rwire_answer_unpack(const uint8_t *payload, uint32_t len,
                                  struct rwire_answer *answer_p)
 {
     struct rwire_answer answer = {
-        .extents_n = get_u32(payload + 4),
+        .extents_n = kvb_le_get32(payload + 4),
         .extents = payload + RWIRE_ANSWER_LEN,
-        .checksum = get_u64(payload + 8),
+        .checksum = kvb_le_get64(payload + 8),
     };
     uint32_t rest = len - RWIRE_ANSWER_LEN;
     if (get_status(payload, &answer.status) != KVB_OK || answer.extents_n > RWIRE_EXTENTS_MAX ||
@@ -210,16 +189,17 @@ kvb_status_t rwire_answer_unpack(const uint8_t *payload, uint32_t len,
 
 void rwire_grant_head_pack(uint32_t extents_n, uint8_t out[RWIRE_GRANT_LEN])
 {
-    put_u32(out, extents_n);
-    put_u32(out + 4, 0);
+    kvb_le_put32(out, extents_n);
+    kvb_le_put32(out + 4, 0);
 }
 
 kvb_status_t rwire_grant_unpack(const uint8_t *payload, uint32_t len, uint32_t *extents_n_p,
                                 const uint8_t **extents_p)
 {
-    uint32_t n = get_u32(payload);
+    uint32_t n = kvb_le_get32(payload);
     uint32_t rest = len - RWIRE_GRANT_LEN;
-    if (get_u32(payload + 4) != 0 || rest % RWIRE_EXTENT_LEN != 0 || n != rest / RWIRE_EXTENT_LEN) {
+    if (kvb_le_get32(payload + 4) != 0 || rest % RWIRE_EXTENT_LEN != 0 ||
+        n != rest / RWIRE_EXTENT_LEN) {
         return KVB_ERR_PROTOCOL;
     }
     *extents_n_p = n;
@@ -229,38 +209,39 @@ kvb_status_t rwire_grant_unpack(const uint8_t *payload, uint32_t len, uint32_t *
 
 void rwire_done_pack(kvb_status_t status, uint64_t checksum, uint8_t out[RWIRE_DONE_LEN])
 {
-    put_u32(out, (uint32_t)status);
-    put_u32(out + 4, 0);
-    put_u64(out + 8, checksum);
+    kvb_le_put32(out, (uint32_t)status);
+    kvb_le_put32(out + 4, 0);
+    kvb_le_put64(out + 8, checksum);
 }
 
 kvb_status_t rwire_done_unpack(const uint8_t in[RWIRE_DONE_LEN], kvb_status_t *status_p,
                                uint64_t *checksum_p)
 {
     kvb_status_t status;
-    if (get_status(in, &status) != KVB_OK || get_u32(in + 4) != 0 ||
-        (status != KVB_OK && get_u64(in + 8) != 0)) {
+    if (get_status(in, &status) != KVB_OK || kvb_le_get32(in + 4) != 0 ||
+        (status != KVB_OK && kvb_le_get64(in + 8) != 0)) {
         return KVB_ERR_PROTOCOL;
     }
     *status_p = status;
-    *checksum_p = get_u64(in + 8);
+    *checksum_p = kvb_le_get64(in + 8);
     return KVB_OK;
 }
 
 void rwire_verdict_pack(kvb_status_t status, uint8_t out[RWIRE_VERDICT_LEN])
 {
-    put_u32(out, (uint32_t)status);
-    put_u32(out + 4, 0);
+    kvb_le_put32(out, (uint32_t)status);
+    kvb_le_put32(out + 4, 0);
 }
 
 kvb_status_t rwire_verdict_unpack(const uint8_t in[RWIRE_VERDICT_LEN], kvb_status_t *status_p)
 {
-    return get_status(in, status_p) == KVB_OK && get_u32(in + 4) == 0 ? KVB_OK : KVB_ERR_PROTOCOL;
+    return get_status(in, status_p) == KVB_OK && kvb_le_get32(in + 4) == 0 ? KVB_OK
+                                                                           : KVB_ERR_PROTOCOL;
 }
 
 void rwire_refusal_pack(kvb_status_t status, uint8_t out[4])
 {
-    put_u32(out, (uint32_t)status);
+    kvb_le_put32(out, (uint32_t)status);
 }
 
 kvb_status_t rwire_refusal(const uint8_t payload[4])

@@ -13,6 +13,7 @@
 #include "lane.h"
 
 #include "base/assert.h"
+#include "base/le.h"
 #include "base/log.h"
 
 #include <stdlib.h>
@@ -402,9 +403,7 @@ static void lane_sent(struct lane *base)
 static kvb_status_t refuse(struct kvt_tcp_lane *lane, kvb_status_t why)
 {
     uint8_t payload[4];
-    for (size_t i = 0; i < sizeof payload; i++) {
-        payload[i] = (uint8_t)((uint32_t)why >> (8 * i));
-    }
+    kvb_le_put32(payload, (uint32_t)why);
     KVB_LOG_LIMITED(
         WARN, "tcp: a connection was refused", KVB_STR("from", lane->from), KVB_STATUS(why),
         KVB_STR("reason", why == KVB_ERR_REFUSED ? "not the same secret" : kvb_status_text(why)));

@@ -2,6 +2,7 @@
 #include "wire.h"
 
 #include "base/assert.h"
+#include "base/le.h"
 
 #include <xxhash.h>
 
@@ -20,29 +21,6 @@ const struct kvt_protocol kvt_tcp_protocol = {
     .node_label = "kvplane tcp 1 node",
 };
 
-static void put_u32(uint8_t *out, uint32_t value)
-{
-    for (size_t i = 0; i < 4; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static void put_u64(uint8_t *out, uint64_t value)
-{
-    put_u32(out, (uint32_t)value);
-    put_u32(out + 4, (uint32_t)(value >> 32));
-}
-
-static uint32_t get_u32(const uint8_t *in)
-{
-    return in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
-}
-
-static uint64_t get_u64(const uint8_t *in)
-{
-    return get_u32(in) | (uint64_t)get_u32(in + 4) << 32;
-}
-
 static uint32_t check_of(const uint8_t *frame, uint32_t text_len)
 {
     return (uint32_t)XXH3_64bits(frame + AT_STATUS, AT_TEXT - AT_STATUS + text_len);
@@ -59,19 +37,19 @@ void tcp_head_pack(const struct tcp_head *head, const void *text, uint8_t *out)
     struct kvb_frame frame = head->frame;
     frame.len = (uint32_t)payload_len(head->text_len, head->body_len);
     kvb_frame_pack(&frame, out);
-    put_u32(out + AT_STATUS, (uint32_t)head->status);
-    put_u32(out + AT_TEXT_LEN, head->text_len);
-    put_u32(out + AT_BODY_LEN, head->body_len);
+    kvb_le_put32(out + AT_STATUS, (uint32_t)head->status);
+    kvb_le_put32(out + AT_TEXT_LEN, head->text_len);
+    kvb_le_put32(out + AT_BODY_LEN, head->body_len);
     if (head->text_len > 0) {
         memcpy(out + AT_TEXT, text, head->text_len);
     }
-    put_u32(out + AT_CHECK, check_of(out, head->text_len));
+    kvb_le_put32(out + AT_CHECK, check_of(out, head->text_len));
 }
 
 /* A final status of the list: success or a failure. */
 static kvb_status_t get_status(const uint8_t *in, kvb_status_t *status_p)
 {
-    int32_t value = (int32_t)get_u32(in);
+    int32_t value = (int32_t)kvb_le_get32(in);
     *status_p = kvb_status_from_wire(value);
     return (int32_t)*status_p == value && value <= 0 ? KVB_OK : KVB_ERR_PROTOCOL;
 }
@@ -81,8 +59,8 @@ kvb_status_t tcp_head_unpack(const struct kvb_frame *frame, const uint8_t in[TCP
 {
     struct tcp_head head = {
         .frame = *frame,
-        .text_len = get_u32(in + AT_TEXT_LEN),
-        .body_len = get_u32(in + AT_BODY_LEN),
+        .text_len = kvb_le_get32(in + AT_TEXT_LEN),
+        .body_len = kvb_le_get32(in + AT_BODY_LEN),
     };
     bool reply = (frame->flags & KVB_FRAME_REPLY) != 0;
     if (get_status(in + AT_STATUS, &head.status) != KVB_OK || head.text_len > text_max ||
@@ -96,26 +74,26 @@ kvb_status_t tcp_head_unpack(const struct kvb_frame *frame, const uint8_t in[TCP
 
 bool tcp_text_intact(const uint8_t *in, uint32_t text_len)
 {
-    return get_u32(in + AT_CHECK) == check_of(in, text_len);
+    return kvb_le_get32(in + AT_CHECK) == check_of(in, text_len);
 }
 
 void tcp_trailer_pack(kvb_status_t status, uint64_t checksum, uint8_t out[TCP_TRAILER_LEN])
 {
-    put_u32(out, (uint32_t)status);
-    put_u32(out + 4, 0);
-    put_u64(out + 8, status == KVB_OK ? checksum : 0);
+    kvb_le_put32(out, (uint32_t)status);
+    kvb_le_put32(out + 4, 0);
+    kvb_le_put64(out + 8, status == KVB_OK ? checksum : 0);
 }
 
 kvb_status_t tcp_trailer_unpack(const uint8_t in[TCP_TRAILER_LEN], kvb_status_t *status_p,
                                 uint64_t *checksum_p)
 {
     kvb_status_t status;
-    if (get_status(in, &status) != KVB_OK || get_u32(in + 4) != 0 ||
-        (status != KVB_OK && get_u64(in + 8) != 0)) {
+    if (get_status(in, &status) != KVB_OK || kvb_le_get32(in + 4) != 0 ||
+        (status != KVB_OK && kvb_le_get64(in + 8) != 0)) {
         return KVB_ERR_PROTOCOL;
     }
     *status_p = status;
-    *checksum_p = get_u64(in + 8);
+    *checksum_p = kvb_le_get64(in + 8);
     return KVB_OK;
 }
 
