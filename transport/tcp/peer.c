@@ -340,10 +340,10 @@ static void lane_gone(struct peer *peer, bool admitted, uint64_t lived_ns, kvb_s
     peer->failures =
         lived_ns >= peer->config.backoff_max_ms * KVB_NS_PER_MS ? 1 : peer->failures + 1;
     peer->retry_ns = now_of(peer) + jittered_ns(peer);
+    peer->why = why == KVB_ERR_UNSUPPORTED ? KVB_ERR_REFUSED : why; /* no common version */
     if (peer->admitted > 0 || connecting(peer)) {
         return;
     }
-    peer->why = why == KVB_ERR_UNSUPPORTED ? KVB_ERR_REFUSED : why; /* no common version */
     peer->reached = true;
     fail_waiting(peer);
     kvb_sched_timer_set(peer->base.sched, &peer->retry, peer->retry_ns);
