@@ -413,6 +413,13 @@ int main(int argc, char **argv)
     if (fd < 0 || ftruncate(fd, MEMORY) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
         rig_fail("memfd: %s", strerror(errno));
     }
+    /* A put may carry what no get has filled yet, and the server's memory stays as it is. */
+    char *bytes = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (bytes == MAP_FAILED) {
+        rig_fail("mmap: %s", strerror(errno));
+    }
+    memset(bytes, 0x5a, MEMORY);
+    munmap(bytes, MEMORY);
     const struct kvt_region_desc desc = {.owner = 1, .number = 1, .tag = "kv_cache", .len = MEMORY};
     const char *why = "";
     must(kvt_region_create(regions, &desc, fd, &region, &why), "region", why);
