@@ -119,17 +119,73 @@ static bool take(void *ctx, size_t i, const char *value)
     return false;
 }
 
+static void tell_story(struct kve_rehearsal *r, const char *format, va_list args)
+{
+    int len;
+
+    if (r->story[0] == '\0') {
+        len =
+            snprintf(r->story, sizeof r->story, "%s%s", r->where, r->where[0] == '\0' ? "" : ": ");
+        vsnprintf(r->story + len, sizeof r->story - (size_t)len, format, args);
+    }
+}
+
+void kve_rehearse_story(struct kve_rehearsal *r, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    tell_story(r, format, args);
+    va_end(args);
+}
+
 bool kve_rehearse_fail(struct kve_rehearsal *r, const char *format, ...)
 {
     va_list args;
 
     r->errors++;
-    if (r->story[0] == '\0') {
-        va_start(args, format);
-        vsnprintf(r->story, sizeof r->story, format, args);
-        va_end(args);
-    }
+    va_start(args, format);
+    tell_story(r, format, args);
+    va_end(args);
     return false;
+}
+
+static const struct {
+    const char *label;
+    bool sleeps, updates;
+} forms[] = {
+#define X(name, label, sleeps, updates) {label, sleeps, updates},
+    KVE_FORMS(X)
+#undef X
+};
+static const char *const namings[] = {
+#define X(name, label) label,
+    KVE_NAMINGS(X)
+#undef X
+};
+
+bool kve_form_sleeps(enum kve_form form)
+{
+    return forms[form].sleeps;
+}
+
+bool kve_form_updates(enum kve_form form)
+{
+    return forms[form].updates;
+}
+
+void kve_rehearse_row(struct kve_rehearsal *r, uint32_t step, enum kve_form form,
+                      enum kve_naming naming, const char *happening)
+{
+    r->row = &r->rows[r->nrows++];
+    *r->row = (struct kve_row){.step = step + 1,
+                               .form = forms[form].label,
+                               .naming = namings[naming],
+                               .happening = happening,
+                               .sleep_ms = -1,
+                               .wake_ms = -1};
+    snprintf(r->where, sizeof r->where, "%s %" PRIu32 " (%s, %s%s%s)", r->play->step, r->row->step,
+             r->row->form, r->row->naming, happening[0] == '\0' ? "" : ", ", happening);
 }
 
 uint32_t kve_rehearse_bound(const struct kve_rehearsal *r, uint32_t ms)
@@ -258,70 +314,41 @@ static int remove_one(const char *path, const struct stat *stat, int type, struc
 
 /* ---- the run ---- */
 
-static kvb_status_t load_trace(struct kve_rehearsal *r)
-{
-    struct kve_trace_error error;
-    kvb_status_t status;
-
-    if (r->trace_path == NULL) {
-        return kve_trace_generate(r->seed, r->requests, &r->trace);
-    }
-    status = kve_trace_load(r->trace_path, r->requests, &r->trace, &error);
-    if (status != KVB_OK) {
-        kve_trace_tell("kvplane rehearse", r->trace_path, &error);
-        return status;
-    }
-    if (r->trace.nrequests < r->requests) {
-        fprintf(stderr,
-                "kvplane rehearse: %s has %" PRIu32 " requests, %" PRIu32 " were asked for\n",
-                r->trace_path, r->trace.nrequests, r->requests);
-        return KVB_ERR_INVALID;
-    }
-    return KVB_OK;
-}
-
 static bool play(struct kve_rehearsal *r)
 {
-    uint32_t first = 0;
+    bool done = kve_stage_start(r);
 
-    if (!kve_stage_start(r)) {
-        return false;
+    if (done) {
+        r->play->head(r);
     }
-    kve_table_head(r);
-    for (uint32_t step = 0; step < r->steps; step++) {
-        uint32_t next = (uint32_t)((uint64_t)r->requests * (step + 1) / r->steps);
-        bool done = kve_rehearse_step(r, step, first, next - first);
-        kve_table_row(r, r->row);
-        if (!done) {
-            return false;
-        }
-        first = next;
+    for (uint32_t step = 0; step < r->steps && done; step++) {
+        done = r->play->play(r, step);
+        r->play->row(r, r->row);
+        kve_counts_add(&r->total, &r->row->counts, 1);
     }
-    return true;
+    r->where[0] = '\0';
+    return done;
 }
 
 static int rehearse(struct kve_rehearsal *r)
 {
-    struct kve_counts total = {0};
+    const struct kve_counts *total = &r->total;
     bool ok = kve_stage_set(r) && play(r);
 
     kve_stage_end(r);
-    for (uint32_t i = 0; i < r->nrows; i++) {
-        kve_counts_add(&total, &r->rows[i].counts, 1);
-    }
-    ok = ok && r->errors == 0 && total.errors == 0 && total.stale == 0 && total.torn == 0;
-    if (!ok && kve_rehearse_stop == 0 && total.stale + total.torn == 0) {
+    ok = ok && r->errors == 0 && total->errors == 0 && total->stale == 0 && total->torn == 0;
+    if (!ok && kve_rehearse_stop == 0 && total->stale + total->torn == 0) {
         show_logs(r);
     }
     nftw(r->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    kve_table_end(r, &total, ok);
+    r->play->end(r, ok);
     return ok ? 0 : 1;
 }
 
 int kve_rehearse_main(int argc, char **argv)
 {
     struct kve_rehearsal r = {
-        .steps = 12,
+        .play = &kve_play_trace,
         .requests = 600,
         .seed = 1,
         .slow = 1,
@@ -357,7 +384,10 @@ int kve_rehearse_main(int argc, char **argv)
     if (code >= 0) {
         return code;
     }
-    if (load_trace(&r) != KVB_OK) {
+    if (r.steps == 0) {
+        r.steps = r.play->steps;
+    }
+    if (r.play->prepare(&r) != KVB_OK) {
         return 2;
     }
     r.rows = calloc(r.steps, sizeof *r.rows);
@@ -365,7 +395,7 @@ int kve_rehearse_main(int argc, char **argv)
     if (r.rows == NULL || mkdtemp(r.dir) == NULL) {
         fprintf(stderr, "kvplane rehearse: cannot start: %m\n");
         free(r.rows);
-        kve_trace_cleanup(&r.trace);
+        r.play->cleanup(&r);
         return 1;
     }
     r.random = kve_mix64(r.seed + 1);
@@ -376,6 +406,6 @@ int kve_rehearse_main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     code = rehearse(&r);
     free(r.rows);
-    kve_trace_cleanup(&r.trace);
+    r.play->cleanup(&r);
     return code;
 }

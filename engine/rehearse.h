@@ -13,15 +13,22 @@
  * them through the REST API. Its own knowledge, which kvplane does not have, is which weights each
  * engine holds (the weights ids); from it follows what must hit and what must not.
  *
- * It is played on one of two stages: one machine (one daemon with its store, both engines beside
- * it), or a cluster (etcd of three members, three store nodes, or fewer, a daemon beside each
- * engine), to which things happen while a step is played.
+ * There are two plays. In one the engines replay a trace and know every byte that they may read. In
+ * the other they compute: a small transformer generates, and a third engine, which never sleeps and
+ * shares nothing, says what must come out.
  *
- *   rehearse.c        command line, the run as a whole
- *   rehearse_stage.c  the processes: what is started how
- *   rehearse_step.c   one step: the forms, the promises
- *   rehearse_fault.c  what happens to a cluster
- *   rehearse_table.c  what is shown
+ * The first is played on one of two stages: one machine (one daemon with its store, both engines
+ * beside it), or a cluster (etcd of three members, three store nodes, or fewer, a daemon beside
+ * each engine), to which things happen while a step is played; the second on one machine.
+ *
+ *   rehearse.c         command line, the run as a whole
+ *   rehearse_stage.c   the processes: what is started how
+ *   rehearse_ask.c     what is asked of them: engines on their own channel, daemons as a trainer
+ * does rehearse_memory.c  what the kernel and the store say of memory rehearse_step.c    one step
+ * of the play with a trace: the forms, the promises rehearse_model.c   one cycle of the play with a
+ * model rehearse_answer.c  its judge: what was generated, against what the control generated
+ *   rehearse_fault.c   what happens to a cluster
+ *   rehearse_table.c   what is shown
  */
 
 /* How A goes through a step; B takes the same weights without sleeping. */
@@ -97,7 +104,39 @@ struct kve_side {
     struct kve_counts past; /* of earlier lives of its engine */
 };
 
-/* ---- the play ---- */
+/* ---- the plays ---- */
+
+struct kve_row {
+    uint32_t step;
+    const char *form, *naming;
+    const char *happening;    /* "" = none */
+    uint64_t requests;        /* of the trace, finished */
+    struct kve_counts counts; /* of both engines, all that was done in the step */
+    uint64_t promised, kept;  /* blocks that had to hit, and did */
+    uint64_t hoped, had;      /* the same while something happened to the cluster: may miss */
+    bool shared;              /* both held the same weights under one name at the end */
+    double sleep_ms, wake_ms; /* negative: did not happen */
+    uint64_t awake_bytes,
+        asleep_bytes;     /* of A's regions, by the kernel; asleep: of released ones */
+    uint64_t engine_rss;  /* of A while asleep, without regions; 0: not measured */
+    uint64_t daemon_anon; /* of A's, after a tenant reset; 0: there was none */
+};
+
+struct kve_rehearsal;
+struct kve_play {
+    const char *step; /* what one of its steps is called */
+    uint32_t steps;   /* how many, if nobody says */
+    /* Before anything is started: what will be run. Told why not on stderr. */
+    kvb_status_t (*prepare)(struct kve_rehearsal *r);
+    /* Plays one, of which r->row tells. False: it cannot go on. */
+    bool (*play)(struct kve_rehearsal *r, uint32_t step);
+    void (*head)(const struct kve_rehearsal *r);
+    void (*row)(const struct kve_rehearsal *r, const struct kve_row *row);
+    /* The last line, and before it the story if there is one. */
+    void (*end)(const struct kve_rehearsal *r, bool ok);
+    void (*cleanup)(struct kve_rehearsal *r);
+};
+extern const struct kve_play kve_play_trace, kve_play_model;
 
 /* What can happen to a cluster while a step is played. */
 #define KVE_HAPPENINGS(X)                                                                          \
@@ -119,45 +158,35 @@ enum kve_happening {
         KVE_HAPPENING_COUNT
 };
 
-struct kve_row {
-    uint32_t step;
-    const char *form, *naming;
-    const char *happening;    /* "" = none */
-    uint64_t requests;        /* of the trace, finished */
-    struct kve_counts counts; /* of both engines, all that was done in the step */
-    uint64_t promised, kept;  /* blocks that had to hit, and did */
-    uint64_t hoped, had;      /* the same while something happened to the cluster: may miss */
-    bool shared;              /* both held the same weights under one name at the end */
-    double sleep_ms, wake_ms; /* negative: did not happen */
-    uint64_t awake_bytes,
-        asleep_bytes;     /* of A's regions, by the kernel; asleep: of released ones */
-    uint64_t engine_rss;  /* of A while asleep, without regions; 0: not measured */
-    uint64_t daemon_anon; /* of A's, after a tenant reset; 0: there was none */
-};
-
 struct kve_rehearsal {
+    const struct kve_play *play;
+
     /* asked for */
     const char *trace_path;
     const char *fault; /* NULL: none */
     bool cluster;
     const char *happening;    /* NULL: all, in turn */
     uint32_t happens_seconds; /* how long; 0: as the list above says */
-    uint32_t tp;              /* ranks of engine A, and parts of a stored block; B has one rank */
-    uint32_t share_mib;       /* of each daemon of a cluster; 0: none */
-    uint32_t nmembers;        /* of etcd */
-    uint32_t nstores;         /* of a cluster */
-    const char *transport;    /* of its nodes and daemons; NULL: as they are */
-    uint32_t block_bytes;     /* of the engines; small ones need small stores */
-    uint32_t slow;            /* every bound is so many times as long */
+    uint32_t tp;              /* ranks of engine A, and parts of a stored block; B has one rank; 0:
+                                 as the play has it */
+    uint32_t prompts, prompt_tokens, max_tokens; /* of a model; 0: as the play has it */
+    uint32_t share_mib;                          /* of each daemon of a cluster; 0: none */
+    uint32_t nmembers;                           /* of etcd */
+    uint32_t nstores;                            /* of a cluster */
+    const char *transport;                       /* of its nodes and daemons; NULL: as they are */
+    uint32_t block_bytes;                        /* of the engines; small ones need small stores */
+    uint32_t slow;                               /* every bound is so many times as long */
     uint32_t steps, requests;
     uint64_t seed;
     bool json;
     bool help;
 
     struct kve_trace trace;
+    struct kve_model *model; /* NULL: a trace is played */
     char dir[64];
     struct kve_stage stage;
     struct kve_side a, b;
+    struct kve_side control; /* of a model: never sleeps, shares nothing */
     uint64_t random;
     json_int_t last_id;
     uint64_t last_weights;
@@ -172,6 +201,8 @@ struct kve_rehearsal {
     struct kve_row *rows; /* steps */
     uint32_t nrows;
     struct kve_row *row; /* the one that is played */
+    char where[96];      /* the same in words; "" = none is */
+    struct kve_counts total;
     uint64_t requests_done;
     uint64_t errors;
     char skipped[256]; /* why there is no network of its own; "" */
@@ -181,12 +212,16 @@ struct kve_rehearsal {
 
 extern volatile int kve_rehearse_stop; /* a signal came */
 
-/* Plays step `step`; requests [first, first + count) of the trace. False: it cannot go on. */
-bool kve_rehearse_step(struct kve_rehearsal *r, uint32_t step, uint32_t first, uint32_t count);
-/* What an engine has counted in all its life, as its stats command says; owned by the caller. */
-bool kve_side_stats(struct kve_rehearsal *r, struct kve_side *side, json_t **stats_p);
+/* Begins the row of a step: r->row and r->where are its. happening "": none. */
+void kve_rehearse_row(struct kve_rehearsal *r, uint32_t step, enum kve_form form,
+                      enum kve_naming naming, const char *happening);
+bool kve_form_sleeps(enum kve_form form);
+bool kve_form_updates(enum kve_form form);
 
-/* Notes what went wrong: counts an error, keeps the first one's words. Returns false. */
+/* Keeps the words of the first thing that went wrong, with the step. */
+void kve_rehearse_story(struct kve_rehearsal *r, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The same, and counts an error. Returns false. */
 bool kve_rehearse_fail(struct kve_rehearsal *r, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* A bound, on this machine. */
@@ -211,6 +246,60 @@ void kve_process_freeze(struct kve_process *process, bool frozen);
 /* An engine, as a side's next life: with the weights it holds. */
 void kve_side_engine_args(struct kve_rehearsal *r, struct kve_side *side, bool fingerprint);
 
+/* ---- rehearse_ask.c: all false after kve_rehearse_fail() ---- */
+
+/* Tells an engine a command, which is taken; waits for the answer (one of a NULL-terminated list of
+ * names) to the command of this id, owned by the caller. The answer "error" is a failure. */
+bool kve_side_tell(struct kve_rehearsal *r, struct kve_side *side, json_t *command);
+bool kve_side_await(struct kve_rehearsal *r, struct kve_side *side, const char *const *names,
+                    json_int_t id, json_t **event_p);
+/* Both, for a command (taken, without its id) that is answered "ok". */
+bool kve_side_obeys(struct kve_rehearsal *r, struct kve_side *side, json_t *command);
+bool kve_side_fingerprint(struct kve_rehearsal *r, struct kve_side *side, bool on);
+/* What an engine has counted in all its life, as its stats command says; owned by the caller. */
+bool kve_side_stats(struct kve_rehearsal *r, struct kve_side *side, json_t **stats_p);
+/* It holds the weights that it should. */
+bool kve_side_check_held(struct kve_rehearsal *r, struct kve_side *side);
+
+/* What an answer must say of the shared store. */
+enum kve_external {
+    KVE_ANY,     /* that it was done, if it says something of success */
+    KVE_LEFT,    /* the same, and while the coordinator is known to be away, that this is pending */
+    KVE_CLEARED, /* the same of a reset; while the coordinator is away it is no success */
+};
+/* A POST to a side's daemon that must be answered so; its time is added to *ms if that is not NULL.
+ * body is borrowed. */
+bool kve_side_post(struct kve_rehearsal *r, const struct kve_side *side, enum kve_external external,
+                   double *ms, const json_t *body, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
+/* The weights are named v<id>: a trainer numbers its steps. */
+void kve_version_of(uint64_t weights, char out[64]);
+/* start, update, finish: the new API. Tells a version only if it should. */
+bool kve_side_update_bracket(struct kve_rehearsal *r, struct kve_side *side, uint64_t weights,
+                             enum kve_naming naming);
+/* One call that loads weights, as trainers with their own worker extension do. */
+bool kve_side_update_rpc(struct kve_rehearsal *r, struct kve_side *side, uint64_t weights,
+                         enum kve_naming naming);
+/* Notes what kvplane can know of this side from now on. */
+void kve_side_named(struct kve_side *side, uint64_t weights, enum kve_naming naming);
+bool kve_side_reset_external(struct kve_rehearsal *r, struct kve_side *side, double *ms);
+/* Its way until it lies down; mode: of the pause before. */
+bool kve_side_lie_down(struct kve_rehearsal *r, struct kve_side *side, enum kve_form form,
+                       const char *mode, double *ms);
+/* Waits until lookups and puts are let through, under its name if it has one. */
+bool kve_side_await_open(struct kve_rehearsal *r, struct kve_side *side);
+
+/* ---- rehearse_memory.c: all false after kve_rehearse_fail() ---- */
+
+/* What the kernel holds of A's regions of a tag, whoever keeps it. */
+bool kve_region_bytes(struct kve_rehearsal *r, const char *tag, uint64_t *bytes_p);
+/* A is asleep: nothing of what it released may be held by anybody. */
+bool kve_judge_asleep(struct kve_rehearsal *r, bool weights_too);
+/* Space comes back in small steps: until the store says that none is used. after: for the story. */
+bool kve_await_empty(struct kve_rehearsal *r, const char *after);
+/* Resets the tenant; then the store is empty, and what serves has not grown since the last time. */
+bool kve_tenant_reset(struct kve_rehearsal *r);
+
 /* ---- rehearse_fault.c ---- */
 
 void kve_happenings_list(void);
@@ -228,10 +317,14 @@ bool kve_happening_end(struct kve_rehearsal *r, enum kve_happening happening);
 /* Both daemons use every node. */
 bool kve_cluster_well(struct kve_rehearsal *r);
 
+/* ---- rehearse_table.c ---- */
+
 void kve_table_progress(const struct kve_rehearsal *r, const char *what);
-void kve_table_head(const struct kve_rehearsal *r);
-void kve_table_row(const struct kve_rehearsal *r, const struct kve_row *row);
-/* The last line, and before it the story if there is one. */
-void kve_table_end(const struct kve_rehearsal *r, const struct kve_counts *total, bool ok);
+void kve_trace_table_head(const struct kve_rehearsal *r);
+void kve_trace_table_row(const struct kve_rehearsal *r, const struct kve_row *row);
+void kve_trace_table_end(const struct kve_rehearsal *r, bool ok);
+void kve_model_table_head(const struct kve_rehearsal *r);
+void kve_model_table_row(const struct kve_rehearsal *r, const struct kve_row *row);
+void kve_model_table_end(const struct kve_rehearsal *r, bool ok);
 
 #endif

@@ -38,8 +38,7 @@ static bool await_answer(struct kve_rehearsal *r, const struct kve_process *proc
             return true;
         }
         if (kve_rehearse_stop != 0 || kvb_now_ns(&kvb_clock_real) > deadline_ns) {
-            return kve_rehearse_fail(r, "step %" PRIu32 " (%s): %s: %s, %s, %ld: %.700s",
-                                     r->row->step, r->row->happening, process->name, what,
+            return kve_rehearse_fail(r, "%s: %s, %s, %ld: %.700s", process->name, what,
                                      kvb_status_text(status), http_status,
                                      status == KVB_OK ? kve_rest_text(process->rest) : "");
         }

@@ -7,8 +7,8 @@
 void kve_table_progress(const struct kve_rehearsal *r, const char *what)
 {
     if (r->progress) {
-        fprintf(stderr, "\r\033[Kstep %" PRIu32 " of %" PRIu32 ", %s: %s", r->row->step, r->steps,
-                r->row->form, what);
+        fprintf(stderr, "\r\033[K%s %" PRIu32 " of %" PRIu32 ", %s: %s", r->play->step,
+                r->row->step, r->steps, r->row->form, what);
         fflush(stderr);
     }
 }
@@ -21,7 +21,7 @@ static void clear_progress(const struct kve_rehearsal *r)
     }
 }
 
-void kve_table_head(const struct kve_rehearsal *r)
+void kve_trace_table_head(const struct kve_rehearsal *r)
 {
     if (r->json) {
         return;
@@ -84,7 +84,7 @@ static const char *ms_text(double ms, char out[32])
     return out;
 }
 
-void kve_table_row(const struct kve_rehearsal *r, const struct kve_row *row)
+void kve_trace_table_row(const struct kve_rehearsal *r, const struct kve_row *row)
 {
     const struct kve_counts *counts = &row->counts;
     char sleep[32], wake[32], promised[48], hoped[48], asleep[32];
@@ -112,8 +112,9 @@ void kve_table_row(const struct kve_rehearsal *r, const struct kve_row *row)
     fflush(stdout);
 }
 
-void kve_table_end(const struct kve_rehearsal *r, const struct kve_counts *total, bool ok)
+void kve_trace_table_end(const struct kve_rehearsal *r, bool ok)
 {
+    const struct kve_counts *total = &r->total;
     const uint64_t errors = total->errors + r->errors;
     /* With --json standard output is JSON alone. */
     FILE *out = r->json ? stderr : stdout;
