@@ -23,7 +23,7 @@ int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code
 /* Tells what the daemon said was wrong; REFUSED. */
 int kvp_call_refused(const struct kvp_call *call, long code);
 
-/* `kvplane status`: cluster, nodes, tenants and instances. */
+/* `kvplane status`: cluster, nodes, tenants, instances, and the ranks of this daemon. */
 int kvp_cli_overview(struct kvp_call *call, bool json);
 
 #endif

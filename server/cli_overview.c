@@ -213,6 +213,85 @@ static void print_instances(const json_t *instances)
     free(table.cells);
 }
 
+static void rank_state(char *cell, const json_t *rank)
+{
+    const char *tag;
+    json_t *residency;
+    size_t used = 0;
+    if (!json_is_true(json_object_get(rank, "attached"))) {
+        (void)snprintf(cell, CELL_MAX, "GONE");
+        return;
+    }
+    if (!json_is_true(json_object_get(rank, "answers"))) {
+        (void)snprintf(cell, CELL_MAX, "DOES NOT ANSWER");
+        return;
+    }
+    text(cell, NULL);
+    json_object_foreach(json_object_get(rank, "tags"), tag, residency)
+    {
+        int n = snprintf(cell + used, CELL_MAX - used, "%s%s %s", used > 0 ? ", " : "", tag,
+                         json_string_value(residency));
+        if (n < 0 || (size_t)n >= CELL_MAX - used) {
+            break;
+        }
+        used += (size_t)n;
+    }
+}
+
+/* What keeps GPU memory alive, in one number: 0 asleep. */
+static void references(char *cell, const json_t *held)
+{
+    const char *kind;
+    json_t *n;
+    json_int_t sum = 0;
+    json_object_foreach((json_t *)(uintptr_t)held, kind, n)
+    {
+        sum += json_integer_value(n);
+    }
+    if (held != NULL) {
+        (void)snprintf(cell, CELL_MAX, "%" JSON_INTEGER_FORMAT, sum);
+    } else {
+        text(cell, NULL);
+    }
+}
+
+static void print_ranks(const json_t *instances)
+{
+    static const char *const head[] = {"INSTANCE", "RANK",  "STATE", "REGIONS",    "BYTES",
+                                       "HELPER",   "HOLDS", "KILLS", "LAST CAUSE", NULL};
+    struct table table = {0};
+    size_t i;
+    size_t k;
+    const json_t *instance;
+    const json_t *rank;
+    table_head(&table, head);
+    json_array_foreach(instances, i, instance)
+    {
+        json_array_foreach(json_object_get(instance, "rank_states"), k, rank)
+        {
+            char(*row)[CELL_MAX] = table_row(&table);
+            if (row == NULL) {
+                break;
+            }
+            const json_t *regions = json_object_get(rank, "regions");
+            const json_t *helper = json_object_get(rank, "helper");
+            text(row[0], json_object_get(instance, "instance"));
+            count(row[1], json_object_get(rank, "rank"));
+            rank_state(row[2], rank);
+            count(row[3], json_object_get(regions, "registered"));
+            bytes(row[4], json_object_get(regions, "bytes"));
+            count(row[5], json_object_get(helper, "pid"));
+            references(row[6], json_object_get(helper, "held"));
+            count(row[7], json_object_get(helper, "kills"));
+            text(row[8], json_object_get(helper, "last_cause"));
+        }
+    }
+    if (table.rows > 1) {
+        table_print("ranks of this daemon", &table);
+    }
+    free(table.cells);
+}
+
 /* An answer's object; NULL: *rc_p says why, it was told. */
 static json_t *fetch(struct kvp_call *call, const char *path, int *rc_p)
 {
@@ -233,7 +312,7 @@ static json_t *fetch(struct kvp_call *call, const char *path, int *rc_p)
 int kvp_cli_overview(struct kvp_call *call, bool json)
 {
     static const char *const paths[] = {"/v1/kvplane/cluster", "/v1/kvplane/nodes",
-                                        "/v1/kvplane/tenants"};
+                                        "/v1/kvplane/tenants", "/v1/kvplane/instances"};
     int rc = KVP_CLI_DONE;
     json_t *all = json_object();
     for (size_t i = 0; i < sizeof paths / sizeof paths[0] && rc == KVP_CLI_DONE; i++) {
@@ -244,6 +323,8 @@ int kvp_cli_overview(struct kvp_call *call, bool json)
             (void)json_object_del(part, "instances");
             (void)json_object_update(cluster, part);
             (void)json_object_set_new(all, "cluster", cluster);
+        } else if (i == 3) { /* in full, but only those of this daemon */
+            (void)json_object_set(all, "own_instances", json_object_get(part, "instances"));
         } else {
             (void)json_object_update(all, part);
         }
@@ -257,6 +338,7 @@ int kvp_cli_overview(struct kvp_call *call, bool json)
         print_nodes(json_object_get(all, "nodes"));
         print_tenants(json_object_get(all, "tenants"));
         print_instances(json_object_get(all, "instances"));
+        print_ranks(json_object_get(all, "own_instances"));
     }
     json_decref(all);
     return rc;

@@ -41,6 +41,21 @@
     X(REGION_PINNED, GAUGE, "kvplane_region_pinned_bytes",                                         \
       "Bytes that registrations of a region keep in memory; region: the engine's number of it.",   \
       "instance", "rank", "region")                                                                \
+    X(CUDA_HELPERS, GAUGE, "kvplane_cuda_helpers",                                                 \
+      "1 while a process holds, or may hold, GPU memory of a rank for the daemon.", "instance",    \
+      "rank")                                                                                      \
+    X(CUDA_HELD, GAUGE, "kvplane_cuda_references",                                                 \
+      "What that process holds of GPU memory, by kind of reference; all 0 asleep.", "instance",    \
+      "rank", "kind")                                                                              \
+    X(CUDA_STARTS, COUNTER, "kvplane_cuda_helper_starts_total", "Such processes started.",         \
+      "instance", "rank")                                                                          \
+    X(CUDA_KILLS, COUNTER, "kvplane_cuda_helper_kills_total",                                      \
+      "Such processes killed: too late with an answer, or their context was lost.", "instance",    \
+      "rank")                                                                                      \
+    X(CUDA_FAILURES, COUNTER, "kvplane_cuda_failures_total",                                       \
+      "Imports, releases and copies that failed there, and unexpected ends; the status of the "    \
+      "rank says the last cause.",                                                                 \
+      "instance", "rank")                                                                          \
     X(SESSIONS, GAUGE, "kvplane_sessions", "Connections on the engine socket.")                    \
     X(SESSIONS_ENDED, COUNTER, "kvplane_sessions_ended_total",                                     \
       "Connections on the engine socket that ended, by cause.", "cause")                           \

@@ -2,6 +2,7 @@
 #include "connector/instance_impl.h"
 
 #include "base/assert.h"
+#include "transport/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -245,6 +246,51 @@ void kvp_fleet_each(struct kvp_fleet *fleet, void (*each)(void *arg, const struc
         struct kvp_view view;
         kvp_instance_fill_view(kvb_container_of(link, struct kvp_instance, link), &view);
         each(arg, &view);
+    }
+}
+
+static void tell_rank(const struct kvp_session_of *session,
+                      void (*each)(void *arg, const struct kvp_rank_view *view), void *arg)
+{
+    const struct kvp_rank *rank = session->rank;
+    struct kvt_device_info info;
+    struct kvp_rank_view view = {
+        .rank = rank->index,
+        .attached = true,
+        .unknown = session->unknown,
+        .worker = (rank->roles & KVB_ROLE_WORKER) != 0,
+        .scheduler = (rank->roles & KVB_ROLE_SCHEDULER) != 0,
+        .ntags = session->state.ntags,
+    };
+    memcpy(view.tags, session->state.tags, sizeof view.tags);
+    view.regions = rank->ops->registered(rank->impl, NULL, &view.region_bytes);
+    view.device = rank->ops->device(rank->impl, &info) ? &info : NULL;
+    each(arg, &view);
+}
+
+void kvp_fleet_each_rank(struct kvp_fleet *fleet, const char *name,
+                         void (*each)(void *arg, const struct kvp_rank_view *view), void *arg)
+{
+    const struct kvp_instance *instance = kvp_fleet_find(fleet, name);
+    uint32_t world = instance != NULL ? instance->shape.world_size : 0;
+    for (uint32_t index = 0; index < world; index++) {
+        const struct kvp_session_of *worker = NULL;
+        for (uint32_t i = 0; i < instance->nsessions; i++) {
+            const struct kvp_rank *rank = instance->sessions[i].rank;
+            if (rank->index == index && (rank->roles & KVB_ROLE_WORKER) != 0) {
+                worker = &instance->sessions[i];
+            }
+        }
+        if (worker != NULL) {
+            tell_rank(worker, each, arg);
+        } else {
+            each(arg, &(struct kvp_rank_view){.rank = index});
+        }
+    }
+    for (uint32_t i = 0; world > 0 && i < instance->nsessions; i++) {
+        if ((instance->sessions[i].rank->roles & KVB_ROLE_WORKER) == 0) {
+            tell_rank(&instance->sessions[i], each, arg);
+        }
     }
 }
 

@@ -158,6 +158,19 @@ struct kvp_view {
     uint32_t waiting_operations;
 };
 
+/* One rank of an instance: for status. */
+struct kvp_rank_view {
+    uint32_t rank;
+    bool attached; /* false: only `rank` is valid */
+    bool unknown;  /* it did not answer: the tags are what it last said */
+    bool worker, scheduler;
+    uint32_t ntags;
+    struct kvb_tag_state tags[KVB_TAGS_MAX];
+    uint32_t regions; /* registered now */
+    uint64_t region_bytes;
+    const struct kvt_device_info *device; /* what reaches its GPU memory; NULL: it has none */
+};
+
 struct kvp_bounds {            /* milliseconds; each a config key */
     uint64_t drain_ms;         /* engine idle, 480 s */
     uint64_t transfer_ms;      /* one transfer, 60 s */
@@ -212,6 +225,10 @@ bool kvp_fleet_view(struct kvp_fleet *fleet, const char *instance, struct kvp_vi
 void kvp_fleet_each(struct kvp_fleet *fleet, void (*each)(void *arg, const struct kvp_view *view),
                     void *arg);
 uint32_t kvp_fleet_count(const struct kvp_fleet *fleet);
+/* Every rank of the stated world size, also those that are gone, in order; a scheduler without
+ * memory comes last. Nothing if there is no such instance. */
+void kvp_fleet_each_rank(struct kvp_fleet *fleet, const char *instance,
+                         void (*each)(void *arg, const struct kvp_rank_view *view), void *arg);
 
 /* Finished and running operations, newest first, for /v1/kvplane/operations. */
 struct kvp_operation_record {

@@ -11,6 +11,8 @@
  * tests script a fake one. Loop thread only.
  */
 
+struct kvt_device_info;
+
 /*
  * The stay every lookup, get and put is judged by, at submission and again at completion. Written
  * by the instance's lineage rules only, read by its ranks for each message.
@@ -85,6 +87,12 @@ struct kvp_rank_ops {
     /* How many regions of this tag (NULL: all) are registered, and their bytes (may be NULL): the
      * truth, for status and tests. */
     uint32_t (*registered)(void *rank, const char *tag, uint64_t *bytes_p);
+    /* The process that reaches the rank's memory for us, if it has such memory (a GPU's). False:
+     * there is none. */
+    bool (*device)(void *rank, struct kvt_device_info *info_p);
+    /* What that process said of why the last unregister or register_ failed; "": nothing. Valid
+     * until the next of them. */
+    const char *(*cause)(void *rank);
     /* Ends the connection; the instance hears of it by kvp_rank_events.gone, later. */
     void (*disconnect)(void *rank, const char *reason);
 };

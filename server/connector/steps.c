@@ -235,6 +235,25 @@ static bool asks_engine(const struct step_call *call)
     return call->type != KVB_LINK_EVENT && call->type != KVB_LINK_REGISTER_REGION;
 }
 
+/* After a failure of the daemon's own part: what the operator can do. */
+static const char *advice(kvb_status_t status)
+{
+    switch (status) {
+    case KVB_ERR_NO_MEMORY:
+        return "free memory of that GPU and of this host, then repeat";
+    case KVB_ERR_UNSUPPORTED:
+        return "this host has no GPU that the daemon can use: see its log";
+    case KVB_ERR_INVALID:
+        return "the engine must hand over what this host can import: an exported descriptor, or a "
+               "fabric handle";
+    case KVB_ERR_TIMEOUT:
+    case KVB_ERR_UNAVAILABLE:
+        return "what that process held went with it: repeat, another one is started";
+    default:
+        return "nothing of it is held: repeat, and see the daemon's log if it fails again";
+    }
+}
+
 static void say_why(struct kvp_op *op, const struct step_call *call, kvb_status_t status)
 {
     const struct kvb_load *load = &op->instance->load;
@@ -259,6 +278,10 @@ static void say_why(struct kvp_op *op, const struct step_call *call, kvb_status_
                call->type != KVB_LINK_RESET_LOCAL) {
         kvp_op_say(op, "rank %u answered %s with \"%s\": see its log, then repeat", rank, label,
                    kvb_status_label(status));
+    } else if (call->type == KVB_LINK_REGISTER_REGION) {
+        const char *cause = call->rank->ops->cause(call->rank->impl);
+        kvp_op_say(op, "%s failed on rank %u: %s%s%s: %s", op->record.step, rank,
+                   kvb_status_text(status), cause[0] != '\0' ? ": " : "", cause, advice(status));
     }
 }
 

@@ -7,7 +7,6 @@
 
 #include "base/assert.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 static void on_stop_event(struct kvb_event *event)
@@ -69,21 +68,4 @@ void kvp_link_destroy(struct kvp_link *link)
     kvb_assert(link->listener == NULL && link->nsessions == 0 && link->nranks == 0);
     kvb_sched_unpost(&link->stop_event);
     free(link);
-}
-
-void kvp_link_each_rank(struct kvp_link *link,
-                        void (*each)(void *arg, const struct kvp_link_rank_view *view), void *arg)
-{
-    kvb_list_each(&link->sessions, entry)
-    {
-        struct kvp_link_rank *rank = kvp_session_rank(kvp_session_of(entry));
-        if (rank == NULL || !rank->connected) {
-            continue;
-        }
-        struct kvp_link_rank_view view = {.rank = rank->base.index,
-                                          .tasks = kvp_tasks_progress(rank)};
-        (void)snprintf(view.instance, sizeof view.instance, "%s", rank->instance_name);
-        view.regions = kvp_regions_registered(rank, NULL, &view.region_bytes);
-        each(arg, &view);
-    }
 }

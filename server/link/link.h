@@ -61,15 +61,4 @@ KVB_MUST_USE kvb_status_t kvp_link_create(const struct kvp_link_config *config,
 void kvp_link_stop(struct kvp_link *link, void (*done)(void *ctx), void *ctx);
 void kvp_link_destroy(struct kvp_link *link); /* stopped */
 
-/* For status and metrics: one call for each attached rank. */
-struct kvp_link_rank_view {
-    char instance[KVB_NAME_MAX];
-    uint32_t rank;
-    uint32_t regions;
-    uint64_t region_bytes;
-    struct kvp_drain_progress tasks;
-};
-void kvp_link_each_rank(struct kvp_link *link,
-                        void (*each)(void *arg, const struct kvp_link_rank_view *view), void *arg);
-
 #endif

@@ -54,6 +54,16 @@ static uint32_t op_registered(void *impl, const char *tag, uint64_t *bytes_p)
     return kvp_regions_registered(impl, tag, bytes_p);
 }
 
+static bool op_device(void *impl, struct kvt_device_info *info_p)
+{
+    return kvp_rank_device_info(impl, info_p);
+}
+
+static const char *op_cause(void *impl)
+{
+    return kvp_rank_device_cause(impl);
+}
+
 static void op_disconnect(void *impl, const char *reason)
 {
     struct kvp_link_rank *rank = impl;
@@ -69,6 +79,8 @@ const struct kvp_rank_ops kvp_link_rank_ops = {
     .unregister = op_unregister,
     .register_ = op_register,
     .registered = op_registered,
+    .device = op_device,
+    .cause = op_cause,
     .disconnect = op_disconnect,
 };
 
@@ -133,24 +145,10 @@ void kvp_link_rank_release(struct kvp_link_rank *rank)
     kvp_link_rank_settle(rank);
 }
 
-static void on_device_closed(void *arg)
-{
-    struct kvp_link_rank *rank = arg;
-    rank->device_closing = false;
-    kvp_link_rank_settle(rank);
-}
-
 void kvp_link_rank_settle(struct kvp_link_rank *rank)
 {
     if (!rank->released || !kvp_tasks_none(rank) || !kvb_list_empty(&rank->regions) ||
-        rank->device_closing) {
-        return;
-    }
-    if (rank->device != NULL) {
-        struct kvt_device *device = rank->device;
-        rank->device = NULL;
-        rank->device_closing = true;
-        rank->owner->config.devices->close(device, on_device_closed, rank);
+        !kvp_rank_device_close(rank)) {
         return;
     }
     kvb_assert(!kvp_link_rank_busy(rank));

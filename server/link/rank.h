@@ -7,6 +7,7 @@
 #include "stream.h"
 
 #include "store/client.h"
+#include "transport/device.h"
 #include "transport/transport.h"
 
 /*
@@ -89,8 +90,13 @@ struct kvp_link_rank {
         void *arg;
         struct kvb_event event;
     } registering;
+
+    /* device.c */
     struct kvt_device *device; /* opened with the first region of such memory; NULL: none is open */
     bool device_closing;
+    uint32_t shown_starts, shown_kills, shown_failures; /* of it, in the metrics */
+    uint32_t failures_before;                           /* the last unregister or register */
+    char cause[KVT_DEVICE_CAUSE_MAX];
 };
 
 extern const struct kvp_rank_ops kvp_link_rank_ops;
@@ -136,6 +142,17 @@ uint32_t kvp_regions_registered(const struct kvp_link_rank *rank, const char *ta
                                 uint64_t *bytes_p);
 void kvp_regions_stop(struct kvp_link_rank *rank);
 void kvp_regions_cleanup(struct kvp_link_rank *rank); /* stopped, and every region gone */
+
+/* device.c */
+/* The device that reaches the rank's memory; NULL, if there are none here. */
+KVB_MUST_USE kvb_status_t kvp_rank_device_open(struct kvp_link_rank *rank, uint64_t owner,
+                                               struct kvt_device **device_p);
+/* True: there is none. False: kvp_link_rank_settle() is called again when it is closed. */
+bool kvp_rank_device_close(struct kvp_link_rank *rank);
+bool kvp_rank_device_info(const struct kvp_link_rank *rank, struct kvt_device_info *info_p);
+/* What the device says of why something failed since forget_cause(); "": nothing. */
+void kvp_rank_device_forget_cause(struct kvp_link_rank *rank);
+const char *kvp_rank_device_cause(struct kvp_link_rank *rank);
 
 /* tasks.c */
 void kvp_tasks_init(struct kvp_link_rank *rank);

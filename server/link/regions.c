@@ -308,22 +308,6 @@ static kvb_status_t judge_hand_over(struct kvp_link_rank *rank, const struct kvb
     return KVB_OK;
 }
 
-/* The device that reaches the rank's memory; NULL, if there are none here. */
-static kvb_status_t find_device(struct kvp_link_rank *rank, uint64_t owner,
-                                struct kvt_device **device_p)
-{
-    const struct kvp_link_config *config = &rank->owner->config;
-    if (rank->device == NULL && config->devices != NULL) {
-        kvb_status_t status =
-            config->devices->open(config->devices_ctx, rank->name, owner, &rank->device);
-        if (status != KVB_OK) {
-            return status;
-        }
-    }
-    *device_p = rank->device;
-    return KVB_OK;
-}
-
 /* A region of the slot, registered (or IN_PROGRESS) if its tag is not given up. Takes fd. */
 static kvb_status_t fresh_region(struct kvp_link_rank *rank, struct kvp_slot *slot,
                                  const struct kvb_link_region *msg, int fd,
@@ -344,7 +328,7 @@ static kvb_status_t fresh_region(struct kvp_link_rank *rank, struct kvp_slot *sl
     struct kvp_region *region;
     kvb_status_t status = KVB_OK;
     if (desc.kind == KVT_MEMORY_CUDA) {
-        status = find_device(rank, desc.owner, &desc.device);
+        status = kvp_rank_device_open(rank, desc.owner, &desc.device);
     }
     if (status != KVB_OK) {
         (void)close(fd);
@@ -644,6 +628,7 @@ static void begin_unregister(struct kvp_link_rank *rank, const char (*tags)[KVB_
 void kvp_regions_unregister(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX],
                             uint32_t ntags, uint64_t deadline_ns, kvp_rank_done_fn done, void *arg)
 {
+    kvp_rank_device_forget_cause(rank);
     begin_unregister(rank, tags, ntags, deadline_ns, KVB_OK, done, arg);
 }
 
@@ -724,6 +709,7 @@ void kvp_regions_register(struct kvp_link_rank *rank, const char (*tags)[KVB_NAM
                           uint32_t ntags, kvp_rank_done_fn done, void *arg)
 {
     kvb_assert(!rank->registering.active && ntags <= KVB_TAGS_MAX);
+    kvp_rank_device_forget_cause(rank);
     rank->registering.active = true;
     rank->registering.done = done;
     rank->registering.arg = arg;

@@ -256,10 +256,10 @@ static void wake_engine(struct setup *s)
     cr_assert_eq(register_region(s), KVB_OK);
 }
 
-static struct kvt_cuda_info info(struct setup *s)
+static struct kvt_device_info info(struct setup *s)
 {
-    struct kvt_cuda_info info;
-    kvt_cuda_info(s->device, &info);
+    struct kvt_device_info info;
+    s->device->ops->info(s->device, &info);
     return info;
 }
 
@@ -408,7 +408,7 @@ Test(cuda, awake_and_asleep_hold_the_same_in_every_cycle)
     uint64_t awake = s.asleep + LEN + FAKE_CUDA_CONTEXT; /* the helper's context, too */
     for (int cycle = 0; cycle < 5; cycle++) {
         cr_assert_eq(cuda_rig_held(&s.rig), awake, "cycle %d", cycle);
-        struct kvt_cuda_info held = info(&s);
+        struct kvt_device_info held = info(&s);
         cr_assert_eq(held.mappings, 1);
         cr_assert_eq(held.handles + held.descriptors, 0, "the mapping alone holds it");
         check_both_ways(&s);

@@ -27,6 +27,7 @@ struct fake_device {
     uint32_t begun[FAKE_DEVICE_KINDS];
     uint32_t imported; /* held now */
     uint64_t hurried_to_ns;
+    struct kvt_device_info info; /* as the test has it */
     struct kvb_list jobs;
     struct kvb_event turn;
     /* of a copy that is held: done when it ends well */
@@ -144,6 +145,11 @@ static inline void fake_device_hurry_(struct kvt_device *device, struct kvt_devi
     fake->hurried_to_ns = deadline_ns;
 }
 
+static inline void fake_device_info_(struct kvt_device *device, struct kvt_device_info *info_p)
+{
+    *info_p = fake_device_of_(device)->info;
+}
+
 static inline void fake_device_init(struct fake_device *fake, struct kvt_regions *regions,
                                     struct kvb_sched *sched, uint64_t len, uint64_t pool_len)
 {
@@ -153,6 +159,7 @@ static inline void fake_device_init(struct fake_device *fake, struct kvt_regions
         .drop = fake_device_drop_,
         .copy = fake_device_copy_,
         .hurry = fake_device_hurry_,
+        .info = fake_device_info_,
     };
     *fake = (struct fake_device){.len = len};
     test_memory_init(&fake->pool, "pool", pool_len);

@@ -2,6 +2,7 @@
 #include "fake_fleet.h"
 
 #include "base/assert.h"
+#include "transport/device.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -110,6 +111,31 @@ void kvp_fleet_each(struct kvp_fleet *fleet, void (*each)(void *arg, const struc
     for (uint32_t i = 0; i < fleet->nviews; i++) {
         each(arg, &fleet->views[i]);
     }
+}
+
+/* Rank 0 has a helper and rank 1 is gone. */
+void kvp_fleet_each_rank(struct kvp_fleet *fleet, const char *instance,
+                         void (*each)(void *arg, const struct kvp_rank_view *view), void *arg)
+{
+    static const struct kvt_device_info info = {.pid = 4711,
+                                                .starts = 3,
+                                                .kills = 2,
+                                                .failures = 4,
+                                                .regions = 1,
+                                                .mappings = 1,
+                                                .cause = "mem_map: CUDA_ERROR_OUT_OF_MEMORY"};
+    struct kvp_rank_view view = {.attached = true,
+                                 .worker = true,
+                                 .scheduler = true,
+                                 .ntags = 1,
+                                 .regions = 2,
+                                 .region_bytes = 4096,
+                                 .device = &info};
+    strcpy(view.tags[0].tag, "kv_cache");
+    (void)fleet;
+    (void)instance;
+    each(arg, &view);
+    each(arg, &(struct kvp_rank_view){.rank = 1});
 }
 
 uint32_t kvp_fleet_count(const struct kvp_fleet *fleet)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_rank.h"
 
+#include "transport/device.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -504,6 +506,19 @@ static uint32_t fake_registered(void *impl, const char *tag, uint64_t *bytes_p)
     return found != NULL && found->registered;
 }
 
+static bool fake_device(void *impl, struct kvt_device_info *info_p)
+{
+    const struct fake_rank *rank = impl;
+    *info_p = (struct kvt_device_info){.pid = 4242, .starts = 1, .regions = 1};
+    return rank->cause != NULL;
+}
+
+static const char *fake_cause(void *impl)
+{
+    const struct fake_rank *rank = impl;
+    return rank->cause != NULL ? rank->cause : "";
+}
+
 static void fake_disconnect(void *impl, const char *reason)
 {
     struct fake_rank *rank = impl;
@@ -521,6 +536,8 @@ static const struct kvp_rank_ops fake_ops = {
     .unregister = fake_unregister,
     .register_ = fake_register,
     .registered = fake_registered,
+    .device = fake_device,
+    .cause = fake_cause,
     .disconnect = fake_disconnect,
 };
 

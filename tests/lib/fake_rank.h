@@ -46,6 +46,7 @@ struct fake_rank {
     struct fake_tag tags[FAKE_TAGS];
     uint32_t transfers; /* running puts and gets */
     struct kvb_list calls;
+    const char *cause; /* what the device says of a failure; NULL: there is none */
     bool dying;
     bool alone; /* its fellows do not die with it */
     bool refuses_unregister;

@@ -1029,11 +1029,66 @@ Test(instance, an_unregister_that_fails_leaves_everything_registered_and_serving
     world_open(&w, 2, true);
     uint64_t generation = w.engine.ranks[0].tags[0].generation;
     w.engine.ranks[0].refuses_unregister = w.engine.ranks[1].refuses_unregister = true;
-    FAILS(&w, "sleep 1", KVB_ERR_TIMEOUT);
+    w.engine.ranks[1].cause = "mem_unmap: CUDA_ERROR_ILLEGAL_ADDRESS";
+    struct told *told = world_do(&w, "sleep 1");
+    cr_assert_eq(told->status, KVB_ERR_TIMEOUT);
+    cr_assert_not_null(strstr(told->message, "unregister failed on rank 0: "), "%s", told->message);
+    w.engine.ranks[0].cause = "mem_unmap: CUDA_ERROR_ILLEGAL_ADDRESS";
+    told = world_do(&w, "sleep 1");
+    cr_assert_not_null(strstr(told->message, "mem_unmap: CUDA_ERROR_ILLEGAL_ADDRESS: "), "%s",
+                       told->message);
+    cr_assert_not_null(strstr(told->message, "repeat"), "what to do: %s", told->message);
     cr_assert(fake_engine_serves(&w.engine));
     cr_assert(world_view(&w).ready);
     /* nothing was undone, so nothing need be handed over anew */
     cr_assert_eq(w.engine.ranks[0].tags[0].generation, generation);
+    world_close(&w);
+}
+
+struct seen_ranks {
+    uint32_t n, attached, workers, schedulers, helpers;
+    uint32_t resident, discarded, regions;
+};
+
+static void see_rank(void *arg, const struct kvp_rank_view *view)
+{
+    struct seen_ranks *seen = arg;
+    cr_assert_eq(view->rank, seen->n++, "in order");
+    seen->attached += view->attached;
+    seen->workers += view->worker;
+    seen->schedulers += view->scheduler;
+    seen->helpers += view->device != NULL;
+    seen->regions += view->regions;
+    for (uint32_t i = 0; i < view->ntags; i++) {
+        seen->resident += view->tags[i].residency == KVB_RESIDENT;
+        seen->discarded += view->tags[i].residency == KVB_DISCARDED;
+    }
+}
+
+Test(instance, every_rank_is_shown_with_what_it_holds_also_one_that_is_gone)
+{
+    struct world w;
+    struct seen_ranks seen = {0};
+    world_open(&w, 4, true);
+    w.engine.ranks[2].cause = "";
+    kvp_fleet_each_rank(w.fleet, "a", see_rank, &seen);
+    cr_assert_eq(seen.n, 4);
+    cr_assert_eq(seen.attached, 4);
+    cr_assert_eq(seen.workers, 4);
+    cr_assert_eq(seen.helpers, 1);
+    cr_assert_eq(seen.resident, 4 * FAKE_TAGS);
+    cr_assert_eq(seen.regions, 4 * FAKE_TAGS);
+    OK(&w, "sleep 2");
+    fake_engine_lose_rank(&w.engine, 1);
+    sim_settle(&w.sim);
+    memset(&seen, 0, sizeof seen);
+    kvp_fleet_each_rank(w.fleet, "a", see_rank, &seen);
+    cr_assert_eq(seen.n, 4);
+    cr_assert_eq(seen.attached, 3);
+    cr_assert_eq(seen.discarded, 3 * FAKE_TAGS);
+    cr_assert_eq(seen.regions, 0);
+    kvp_fleet_each_rank(w.fleet, "nobody", see_rank, &seen);
+    cr_assert_eq(seen.n, 4);
     world_close(&w);
 }
 

@@ -1993,6 +1993,53 @@ Test(link, a_wake_waits_for_every_region_of_a_device_and_is_undone_if_one_fails)
     engine_end(&engine);
 }
 
+static double of_helper(enum kvp_metric which, const char *kind)
+{
+    const char *values[] = {"a", "0", kind};
+    return kvb_series_value(kvb_series(metrics, which, values));
+}
+
+Test(link, what_a_device_says_of_a_failure_is_told_for_that_failure_alone)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    struct kvt_device_info info;
+    cr_assert_not(rank->ops->device(rank->impl, &info), "none before it is needed");
+    cr_assert_str_eq(rank->ops->cause(rank->impl), "");
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert(rank->ops->device(rank->impl, &info));
+    device.info = (struct kvt_device_info){
+        .pid = 9, .starts = 1, .failures = 1, .mappings = 3, .cause = "of an earlier copy"};
+    device.base.changed(device.base.changed_arg);
+    cr_expect_eq(of_helper(KVP_M_CUDA_HELPERS, NULL), 1);
+    cr_expect_eq(of_helper(KVP_M_CUDA_STARTS, NULL), 1);
+    cr_expect_eq(of_helper(KVP_M_CUDA_FAILURES, NULL), 1);
+    cr_expect_eq(of_helper(KVP_M_CUDA_HELD, "mappings"), 3);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_str_eq(rank->ops->cause(rank->impl), "");
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    device.hold[FAKE_IMPORT] = true;
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->register_(rank->impl, kv_cache, 1, on_done, &answer);
+    sim_advance(&sim, 1000);
+    device.info = (struct kvt_device_info){.starts = 2, .kills = 1, .failures = 2, .cause = "why"};
+    device.base.changed(device.base.changed_arg);
+    end_job(KVB_ERR_IO);
+    sim_advance(&sim, 1000);
+    device.hold[FAKE_IMPORT] = false;
+    cr_assert_eq(answer.status, KVB_ERR_IO);
+    cr_assert_str_eq(rank->ops->cause(rank->impl), "why", "also after it was undone");
+    cr_expect_eq(of_helper(KVP_M_CUDA_HELPERS, NULL), 0);
+    cr_expect_eq(of_helper(KVP_M_CUDA_STARTS, NULL), 2);
+    cr_expect_eq(of_helper(KVP_M_CUDA_KILLS, NULL), 1);
+    cr_expect_eq(of_helper(KVP_M_CUDA_HELD, "mappings"), 0);
+    cr_assert_eq(hand_over(&engine, 1, 3, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_str_eq(rank->ops->cause(rank->impl), "");
+    engine_end(&engine);
+}
+
 Test(link, a_failed_release_of_a_device_is_undone)
 {
     struct engine engine = gpu_engine();

@@ -25,6 +25,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,7 +73,7 @@ struct cuda {
     struct kvb_list outs;
     struct kvb_event event;
     struct kvb_timer timer;
-    struct kvt_cuda_info info;
+    struct kvt_device_info info;
     uint8_t data[CUDA_MESSAGE_MAX];            /* of what is read */
     struct cuda_piece pieces[CUDA_PIECES_MAX]; /* of what is asked */
 
@@ -163,6 +164,25 @@ static void close_socket(struct cuda *cuda)
     }
 }
 
+static void tell_changed(const struct cuda *cuda)
+{
+    if (cuda->base.changed != NULL) {
+        cuda->base.changed(cuda->base.changed_arg);
+    }
+}
+
+static void set_cause(struct cuda *cuda, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static void set_cause(struct cuda *cuda, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(cuda->info.cause, sizeof cuda->info.cause, format, args);
+    va_end(args);
+    cuda->info.failures++;
+    tell_changed(cuda);
+}
+
 /* died_of: what jobs that it leaves unanswered are told. */
 static void end_helper(struct cuda *cuda, kvb_status_t died_of)
 {
@@ -184,14 +204,18 @@ static void kill_helper(struct cuda *cuda, kvb_status_t died_of, const char *why
         KVB_LOG(WARN, "killing a CUDA helper", KVB_U64("owner", cuda->config.owner),
                 KVB_U64("pid", (uint64_t)cuda->pid), KVB_STR("reason", why));
         end_helper(cuda, died_of);
+        tell_changed(cuda);
     }
 }
 
-static void forget_holdings(struct kvt_cuda_info *info)
+static void forget_holdings(struct cuda *cuda)
 {
-    struct kvt_cuda_info none = {.starts = info->starts, .kills = info->kills};
-    memcpy(none.cause, info->cause, sizeof none.cause);
-    *info = none;
+    struct kvt_device_info *info = &cuda->info;
+    info->pid = 0;
+#define X(member) info->member = 0;
+    KVT_DEVICE_HOLDINGS(X)
+#undef X
+    tell_changed(cuda);
 }
 
 /* Nothing of it is left: neither what it held nor what it was copying. */
@@ -201,7 +225,7 @@ static void on_reaped(struct cuda *cuda)
     (void)close(cuda->process);
     cuda->process = -1;
     cuda->state = NONE;
-    forget_holdings(&cuda->info);
+    forget_holdings(cuda);
     set_timer(cuda);
     for (struct kvt_device_job *job; (job = first_job(&cuda->jobs)) != NULL;) {
         kvb_status_t status = cuda->died_of;
@@ -232,6 +256,9 @@ static void on_process(struct kvb_io_watch *watch, unsigned events)
                 KVB_U64("pid", (uint64_t)cuda->pid),
                 KVB_I64("exit", pid > 0 && WIFEXITED(how) ? WEXITSTATUS(how) : -1),
                 KVB_I64("signal", pid > 0 && WIFSIGNALED(how) ? WTERMSIG(how) : 0));
+        set_cause(cuda, "the CUDA helper ended by itself or was killed by another (%s %d)",
+                  WIFSIGNALED(how) ? "signal" : "exit",
+                  WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
         end_helper(cuda, KVB_ERR_UNAVAILABLE);
     }
     on_reaped(cuda);
@@ -252,6 +279,7 @@ static void on_timer(struct kvb_timer *timer)
             }
         }
         if (late) {
+            set_cause(cuda, "the CUDA helper did not answer in time and was killed");
             kill_helper(cuda, KVB_ERR_UNAVAILABLE, "it did not answer in time");
         }
     } else if (cuda->state == DYING && cuda->kill_by_ns <= now) {
@@ -374,17 +402,15 @@ static void ask_drop(struct cuda *cuda, struct kvt_device_job *job, enum step st
 static void note(struct cuda *cuda, const struct cuda_message *message)
 {
     const struct gpu_ledger *ledger = &message->answer.ledger;
-    cuda->info.regions = ledger->regions;
-    cuda->info.descriptors = ledger->descriptors;
-    cuda->info.handles = ledger->handles;
-    cuda->info.addresses = ledger->addresses;
-    cuda->info.mappings = ledger->mappings;
-    cuda->info.contexts = ledger->contexts;
+#define X(member) cuda->info.member = ledger->member;
+    KVT_DEVICE_HOLDINGS(X)
+#undef X
+    tell_changed(cuda);
 }
 
 static void note_cause(struct cuda *cuda, const struct cuda_message *message)
 {
-    memcpy(cuda->info.cause, message->answer.cause.text, sizeof cuda->info.cause);
+    set_cause(cuda, "%s", message->answer.cause.text);
     KVB_LOG_LIMITED(WARN, "CUDA failed", KVB_U64("owner", cuda->config.owner),
                     KVB_STATUS(message->answer.status), KVB_STR("cause", cuda->info.cause));
 }
@@ -594,6 +620,7 @@ static kvb_status_t start_helper(struct cuda *cuda)
     cuda->ready_by_ns = kvb_deadline_in_ms(cuda->base.sched->clock, cuda->config.start_ms);
     cuda->info.pid = (int)cuda->pid;
     cuda->info.starts++;
+    tell_changed(cuda);
     return KVB_OK;
 
 err_watch:
@@ -703,12 +730,18 @@ static void cuda_hurry(struct kvt_device *device, struct kvt_device_job *job, ui
     }
 }
 
+static void cuda_info(struct kvt_device *device, struct kvt_device_info *info_p)
+{
+    *info_p = of(device)->info;
+}
+
 static const struct kvt_device_ops cuda_ops = {
     .name = "cuda",
     .import = cuda_import,
     .drop = cuda_drop,
     .copy = cuda_copy,
     .hurry = cuda_hurry,
+    .info = cuda_info,
 };
 
 /* ---- life ---- */
@@ -833,9 +866,4 @@ void kvt_cuda_close(struct kvt_device *device, void (*done)(void *arg), void *ar
 kvb_status_t kvt_cuda_evict(const char *lock_path)
 {
     return cuda_lock_evict(lock_path);
-}
-
-void kvt_cuda_info(struct kvt_device *device, struct kvt_cuda_info *info_p)
-{
-    *info_p = of(device)->info;
 }

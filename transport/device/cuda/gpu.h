@@ -5,6 +5,7 @@
 #include "driver.h"
 
 #include "base/list.h"
+#include "transport/device.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -30,7 +31,10 @@ struct gpu_device {
 };
 
 struct gpu_ledger { /* references that this process holds */
-    uint32_t regions, descriptors, handles, addresses, mappings, copies, contexts;
+#define X(member) uint32_t member;
+    KVT_DEVICE_HOLDINGS(X)
+#undef X
+    uint32_t copies;
 };
 
 struct gpu {

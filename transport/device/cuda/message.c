@@ -4,8 +4,7 @@
 #define PIECE_LEN 32u
 
 /* The members of the account, in the order in which they travel. */
-#define LEDGER(X)                                                                                  \
-    X(regions) X(descriptors) X(handles) X(addresses) X(mappings) X(copies) X(contexts)
+#define LEDGER(X) KVT_DEVICE_HOLDINGS(X) X(copies)
 
 void cuda_message_pack(struct kvb_writer *writer, const struct cuda_message *message)
 {

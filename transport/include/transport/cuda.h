@@ -44,15 +44,6 @@ void kvt_cuda_close(struct kvt_device *device, void (*done)(void *arg), void *ar
  */
 KVB_MUST_USE kvb_status_t kvt_cuda_evict(const char *lock_path);
 
-struct kvt_cuda_info {
-    int pid;                /* of the helper; 0: none runs */
-    uint32_t starts, kills; /* since open */
-    /* What it held when it last answered for an import or a drop. */
-    uint32_t regions, descriptors, handles, addresses, mappings, contexts;
-    char cause[192]; /* of the last failure, for people; "" */
-};
-void kvt_cuda_info(struct kvt_device *device, struct kvt_cuda_info *info_p);
-
 /* The helper's main(), argv[0] being its subcommand; the program's main calls it. */
 int kvt_cuda_helper_main(int argc, char **argv);
 #define KVT_CUDA_HELPER_COMMAND "cuda-helper"

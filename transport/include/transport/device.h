@@ -45,6 +45,23 @@ struct kvt_device_piece {
     uint64_t len;
 };
 
+/* The other process, for operators: what it held when it last answered for an import or a drop, in
+ * references of each kind. */
+#define KVT_DEVICE_HOLDINGS(X)                                                                     \
+    X(regions) X(descriptors) X(handles) X(addresses) X(mappings) X(contexts)
+
+#define KVT_DEVICE_CAUSE_MAX 192
+
+struct kvt_device_info {
+    int pid; /* 0: none runs */
+    /* since open; failures: whatever `cause` was set for */
+    uint32_t starts, kills, failures;
+#define X(member) uint32_t member;
+    KVT_DEVICE_HOLDINGS(X)
+#undef X
+    char cause[KVT_DEVICE_CAUSE_MAX]; /* of the last failure, for people; "" */
+};
+
 struct kvt_device_ops {
     const char *name;
     /*
@@ -64,6 +81,7 @@ struct kvt_device_ops {
                  uint32_t n, struct kvt_device_job *job);
     /* Brings the deadline of a running job forward. */
     void (*hurry)(struct kvt_device *device, struct kvt_device_job *job, uint64_t deadline_ns);
+    void (*info)(struct kvt_device *device, struct kvt_device_info *info_p);
 };
 
 #define KVT_DEVICE_PIECES_MAX 1024u
@@ -75,6 +93,8 @@ struct kvt_device {
     struct kvb_sched *sched;
     struct kvt_region *pool; /* registered for as long as the device is open */
     uint64_t pool_len;
+    void (*changed)(void *arg); /* its info has; set by who opened it; NULL: nobody asks */
+    void *changed_arg;
 
     /* staging's: transfers that have their place in the pool, in its order, and those that wait */
     struct kvb_list placed;
