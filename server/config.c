@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "config_table.h"
+#include "gate.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,97 +17,9 @@ static const struct kvp_key keys[] = {
 #undef X
 };
 
-/* ---- what users of Mooncake bring along ---- */
-
-static kvb_status_t refuse_field(const char *path, const char *field, const char *allowed,
-                                 char *error)
+static kvb_status_t read_mooncake(struct kvp_given *given, void *config, char *error)
 {
-    return kvp_refuse(error, "MOONCAKE_CONFIG_PATH: %s: `%s` must be %s", path, field, allowed);
-}
-
-static kvb_status_t mooncake_tenant(const json_t *json, const char *path, struct kvp_given *given,
-                                    char *error)
-{
-    const json_t *value = json_object_get(json, "tenant_id");
-    if (value == NULL || json_is_null(value)) {
-        return KVB_OK;
-    }
-    char name[KVB_NAME_MAX];
-    if (!json_is_string(value) || !kvp_trim(json_string_value(value), name, sizeof name)) {
-        return refuse_field(path, "tenant_id", "text of at most 63 characters", error);
-    }
-    if (name[0] == '\0') {
-        return KVB_OK;
-    }
-    if (!kvb_name_valid(name)) {
-        return refuse_field(path, "tenant_id", "made of letters, digits and ._-", error);
-    }
-    return kvp_give(given, "tenants", name, path);
-}
-
-static kvb_status_t mooncake_fields(const json_t *json, const char *path, struct kvp_given *given,
-                                    char *error)
-{
-    char text[64];
-    const json_t *protocol = json_object_get(json, "protocol");
-    if (protocol != NULL &&
-        (!json_is_string(protocol) || (strcmp(json_string_value(protocol), "rdma") != 0 &&
-                                       strcmp(json_string_value(protocol), "tcp") != 0))) {
-        return refuse_field(path, "protocol",
-                            "rdma or tcp: others hand out keys to engine memory, so no engine "
-                            "could sleep safely",
-                            error);
-    }
-    const json_t *size = json_object_get(json, "global_segment_size");
-    uint64_t bytes;
-    if (size != NULL &&
-        (!kvp_scalar_text(size, text, sizeof text) || !kvp_parse_bytes(text, &bytes))) {
-        return refuse_field(path, "global_segment_size", "a number of bytes, or like 4GB", error);
-    }
-    if (size != NULL && bytes > 0) {
-        kvb_status_t status = kvp_give(given, "store-bytes", text, path);
-        if (status != KVB_OK) {
-            return status;
-        }
-    }
-    return mooncake_tenant(json, path, given, error);
-}
-
-static kvb_status_t read_mooncake(struct kvp_given *given, char *error)
-{
-    /* Present is enough, whatever the value: that is how that system reads them. */
-    static const char *const unsafe[] = {"MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK"};
-    for (size_t i = 0; i < sizeof unsafe / sizeof unsafe[0]; i++) {
-        if (getenv(unsafe[i]) != NULL) {
-            return kvp_refuse(error,
-                              "%s is set (to `%s`): it asks for a transport that hands out keys to "
-                              "engine memory, so sleep mode cannot be offered. Unset it",
-                              unsafe[i], getenv(unsafe[i]));
-        }
-    }
-    const char *bound = getenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT");
-    if (bound != NULL) {
-        kvb_status_t status =
-            kvp_give(given, "drain-bound", bound, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT");
-        if (status != KVB_OK) {
-            return status;
-        }
-    }
-    const char *path = getenv("MOONCAKE_CONFIG_PATH");
-    if (path == NULL) {
-        return KVB_OK;
-    }
-    json_t *json;
-    char why[KVP_CONFIG_ERROR_MAX];
-    kvb_status_t status = kvp_load_object(path, &json, why);
-    if (status != KVB_OK) {
-        (void)snprintf(error, KVP_CONFIG_ERROR_MAX, "MOONCAKE_CONFIG_PATH: %.*s",
-                       KVP_CONFIG_ERROR_MAX - 32, why);
-        return status;
-    }
-    status = mooncake_fields(json, path, given, error);
-    json_decref(json);
-    return status;
+    return kvp_mooncake_read(given, &((struct kvp_config *)config)->mooncake, error);
 }
 
 /* ---- the check ---- */
@@ -206,6 +119,20 @@ static kvb_status_t default_socket(struct kvp_config *config)
     return KVB_OK;
 }
 
+/* Whether engines could sleep is asked only where they may; what there is no such thing as is
+ * refused in any case. */
+static kvb_status_t check_sleep(const struct kvp_config *config, char *error)
+{
+    const struct kvp_mooncake *mooncake = &config->mooncake;
+    const struct kvp_gate_facts facts = {.transport = config->transport,
+                                         .protocol = mooncake->protocol,
+                                         .protocol_source = mooncake->protocol_source,
+                                         .pool = mooncake->pool,
+                                         .pool_source = mooncake->pool_source};
+    kvb_status_t status = config->sleep_mode ? kvp_gate_check(&facts, error) : KVB_OK;
+    return status == KVB_OK ? kvp_mooncake_check(mooncake, error) : status;
+}
+
 /* What values mean together. */
 static kvb_status_t check(void *arg, char *error)
 {
@@ -221,6 +148,9 @@ static kvb_status_t check(void *arg, char *error)
     }
     if (status == KVB_OK) {
         status = check_store(config, error);
+    }
+    if (status == KVB_OK) {
+        status = check_sleep(config, error);
     }
     return status == KVB_OK ? default_socket(config) : status;
 }

@@ -3,6 +3,7 @@
 #define SERVER_CONFIG_H
 
 #include "cluster_keys.h"
+#include "mooncake.h"
 
 #include <stdio.h>
 
@@ -49,6 +50,12 @@
     X(unversioned, CHOICE, "unversioned", "none", "none reset finish sleep",                       \
       "for trainers that give no versions and take all instances through each step in lockstep: "  \
       "the event that ends a step")                                                                \
+    X(sleep_mode, SWITCH, "sleep-mode", "true", "",                                                \
+      "engines may give their memory up; false: /sleep (but for level 0) and "                     \
+      "/release_kv_cache_memory are refused, and it is not checked at start whether they could")   \
+    X(mooncake_config, TEXT, "mooncake-config", "", "",                                            \
+      "a JSON file of Mooncake's, of which is taken over what there is here, and only where "      \
+      "nothing else gave it; also MOONCAKE_CONFIG_PATH")                                           \
     X(drain_bound, TIME, "drain-bound", "480s", "1ms 24h",                                         \
       "an engine must be idle by then, or the operation fails and it serves on; also "             \
       "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, in seconds")                                           \
@@ -85,11 +92,13 @@ struct kvp_config {
 #define X(name, type, key, standard, limits, what) KVP_CONFIG_##type name;
     KVP_CONFIG(X)
 #undef X
+    struct kvp_mooncake mooncake; /* what users of it brought along */
 };
 
 /*
  * Reads arguments (options only: without program and subcommand), environment and file, checks
- * every value and what values mean together. INVALID or IO: error (KVP_CONFIG_ERROR_MAX bytes)
+ * every value, what values mean together, and, with sleep mode on, whether engines could sleep at
+ * all (server/gate.h). INVALID or IO: error (KVP_CONFIG_ERROR_MAX bytes)
  * names key, value and what is allowed; *config_p is untouched. NO_MEMORY.
  */
 KVB_MUST_USE kvb_status_t kvp_config_read(int argc, const char *const *argv,

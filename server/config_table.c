@@ -11,7 +11,7 @@
 struct kvp_given {
     const struct kvp_config_table *table;
     char *text[KVP_KEYS_MAX];
-    const char *source[KVP_KEYS_MAX]; /* for messages; static, or the file's name */
+    char *source[KVP_KEYS_MAX]; /* for messages */
 };
 
 kvb_status_t kvp_refuse(char *error, const char *format, ...)
@@ -39,9 +39,17 @@ static kvb_status_t give(struct kvp_given *given, int key, const char *text, con
     if (given->text[key] != NULL) {
         return KVB_OK;
     }
+    free(given->source[key]); /* of a repeated option */
     given->text[key] = strdup(text);
-    given->source[key] = source;
-    return given->text[key] == NULL ? KVB_ERR_NO_MEMORY : KVB_OK;
+    given->source[key] = strdup(source);
+    return given->text[key] == NULL || given->source[key] == NULL ? KVB_ERR_NO_MEMORY : KVB_OK;
+}
+
+const char *kvp_given_text(const struct kvp_given *given, const char *key)
+{
+    int found = find_key(given->table, key, strlen(key));
+    kvb_assert(found >= 0);
+    return given->text[found];
 }
 
 kvb_status_t kvp_give(struct kvp_given *given, const char *key, const char *text,
@@ -219,7 +227,7 @@ static kvb_status_t check(const struct kvp_given *given, void *config, char *err
 }
 
 static kvb_status_t read_sources(struct kvp_given *given, int argc, const char *const *argv,
-                                 char *error)
+                                 void *config, char *error)
 {
     const char *file = NULL;
     kvb_status_t status = read_arguments(argc, argv, given, &file, error);
@@ -233,7 +241,7 @@ static kvb_status_t read_sources(struct kvp_given *given, int argc, const char *
         status = read_file(file, given, error);
     }
     if (status == KVB_OK && given->table->weakest != NULL) {
-        status = given->table->weakest(given, error);
+        status = given->table->weakest(given, config, error);
     }
     return status;
 }
@@ -248,7 +256,7 @@ kvb_status_t kvp_table_read(const struct kvp_config_table *table, int argc, cons
     if (read == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    kvb_status_t status = read_sources(&given, argc, argv, error);
+    kvb_status_t status = read_sources(&given, argc, argv, read, error);
     if (status == KVB_OK) {
         status = check(&given, read, error);
     }
@@ -260,6 +268,7 @@ kvb_status_t kvp_table_read(const struct kvp_config_table *table, int argc, cons
     free(read);
     for (uint32_t i = 0; i < table->nkeys; i++) {
         free(given.text[i]);
+        free(given.source[i]);
     }
     return status;
 }

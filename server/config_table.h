@@ -31,8 +31,9 @@ struct kvp_config_table {
     const struct kvp_key *keys;
     uint32_t nkeys; /* at most KVP_KEYS_MAX */
     size_t size;    /* of the struct */
-    /* A source that counts less than all others; NULL: none. */
-    kvb_status_t (*weakest)(struct kvp_given *given, char *error);
+    /* A source that counts less than all others; NULL: none. config: zeroes yet, but for what it
+     * writes to fields that are no keys. */
+    kvb_status_t (*weakest)(struct kvp_given *given, void *config, char *error);
     /* What values mean together, and defaults that depend; may replace TEXT (malloc'd). */
     kvb_status_t (*check)(void *config, char *error);
 };
@@ -48,7 +49,9 @@ void kvp_table_show(const struct kvp_config_table *table, const void *config, FI
 
 /* ---- for sources ---- */
 
-/* Counts where nothing stronger gave that key (one of the table). source: borrowed. */
+/* What a stronger source gave for that key (one of the table); NULL: none did. Borrowed. */
+const char *kvp_given_text(const struct kvp_given *given, const char *key);
+/* Counts where nothing stronger gave that key. source: for messages; copied. */
 KVB_MUST_USE kvb_status_t kvp_give(struct kvp_given *given, const char *key, const char *text,
                                    const char *source);
 /* A file that is a JSON object. INVALID: error says what is wrong with it. */

@@ -21,6 +21,7 @@ struct kvp_control_config {
     struct kvb_sched *sched;
     const struct kvb_clock *clock;
     uint64_t retire_ms;      /* bound of a tenant's reset */
+    bool never_sleeps;       /* sleep mode is off: asked for all the same it is refused */
     uint32_t queue_max;      /* requests submitted and not yet replied to */
     void (*wake)(void *ctx); /* any thread: kvp_control_run() is due */
     void *wake_ctx;

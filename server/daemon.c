@@ -322,6 +322,7 @@ static kvb_status_t create_control(struct kvp_daemon *daemon)
                                                .sched = kvp_loop_sched(daemon->loop),
                                                .clock = &kvb_clock_real,
                                                .retire_ms = daemon->config->retire_bound,
+                                               .never_sleeps = !daemon->config->sleep_mode,
                                                .queue_max = (uint32_t)daemon->config->requests_max,
                                                .wake = kvp_loop_wake,
                                                .wake_ctx = daemon->loop,
@@ -425,6 +426,15 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
 
 /* ---- the subcommand ---- */
 
+static kvb_status_t create(const struct kvp_config *config, struct kvp_daemon **daemon_p)
+{
+    kvp_mooncake_tell(&config->mooncake);
+    if (!config->sleep_mode) {
+        KVB_LOG(INFO, "sleep mode is off: no engine can be put to sleep");
+    }
+    return kvp_daemon_create(config, daemon_p);
+}
+
 int kvp_serve_main(int argc, char **argv)
 {
     char error[KVP_CONFIG_ERROR_MAX];
@@ -438,7 +448,7 @@ int kvp_serve_main(int argc, char **argv)
     struct kvp_daemon *daemon;
     if (kvp_program_begin(config.log_level, config.log_format, config.fault) != KVB_OK) {
         code = 2;
-    } else if (kvp_daemon_create(&config, &daemon) == KVB_OK) {
+    } else if (create(&config, &daemon) == KVB_OK) {
         status = kvp_daemon_run(daemon);
         if (status == KVB_OK) {
             kvp_daemon_destroy(daemon);

@@ -4,6 +4,7 @@
 #include "cli.h"
 #include "config.h"
 #include "daemon.h"
+#include "gate.h"
 #include "node/config.h"
 #include "node/store.h"
 
@@ -36,7 +37,7 @@ static const struct {
     {"ops", kvp_cli_main, "operations, running and finished"},
     {"config", config_main,
      "config [store] [show] OPTIONS: what is in force; config [store] table: every key, as "
-     "markdown"},
+     "markdown; config mooncake, config gate: what becomes of Mooncake's, what can sleep"},
     {"version", version_main, "the version"},
     {"help", help_main, "this"},
     {KVT_CUDA_HELPER_COMMAND, kvt_cuda_helper_main, NULL}, /* started by serve, never by hand */
@@ -48,6 +49,7 @@ static kvb_status_t show_serve(int argc, const char *const *argv, char *error)
     kvb_status_t status = kvp_config_read(argc, argv, &config, error);
     if (status == KVB_OK) {
         kvp_config_show(&config, stdout);
+        kvp_mooncake_tell(&config.mooncake);
         kvp_config_cleanup(&config);
     }
     return status;
@@ -103,8 +105,19 @@ static int version_main(int argc, char **argv)
     return 0;
 }
 
+static const struct {
+    const char *name;
+    void (*print)(FILE *out);
+} tables[] = {{"mooncake", kvp_mooncake_table}, {"gate", kvp_gate_table}};
+
 static int config_main(int argc, char **argv)
 {
+    for (size_t i = 0; argc == 2 && i < sizeof tables / sizeof tables[0]; i++) {
+        if (strcmp(argv[1], tables[i].name) == 0) {
+            tables[i].print(stdout);
+            return 0;
+        }
+    }
     bool store = argc >= 2 && strcmp(argv[1], "store") == 0;
     int options = store ? 2 : 1;
     if (argc == options + 1 && strcmp(argv[options], "table") == 0) {

@@ -146,6 +146,13 @@ static void started(struct kvp_pending *pending, uint64_t operation_id)
                       0);
 }
 
+/* A level-0 sleep gives nothing up. Waking is never refused: an engine may come asleep. */
+static bool gives_memory_up(const struct kvp_ask *ask)
+{
+    return (ask->operation == KVP_OP_SLEEP && ask->level > 0) ||
+           ask->operation == KVP_OP_RELEASE_KV;
+}
+
 static void start(struct kvp_control *control, struct kvp_request *request)
 {
     const struct kvp_action *action = &actions[request->route->id];
@@ -157,6 +164,12 @@ static void start(struct kvp_control *control, struct kvp_request *request)
     const char *wrong = action->fill(request, &ask, &param);
     if (wrong != NULL) {
         kvp_control_reply_error(control, request, KVB_ERR_INVALID, param, wrong);
+        return;
+    }
+    if (control->config.never_sleeps && gives_memory_up(&ask)) {
+        kvp_control_reply_error(control, request, KVB_ERR_UNSUPPORTED, NULL,
+                                "sleep mode is off: nothing was done; start the daemon with "
+                                "--sleep-mode to have engines give their memory up");
         return;
     }
     struct kvp_pending *pending = kvp_pending_create(control, request);

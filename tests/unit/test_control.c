@@ -41,13 +41,14 @@ static const struct kvb_clock clock_fixed = {.now_ns = fixed_clock};
 
 #define QUEUE_MAX 4
 
-static void setup(void)
+static void make(bool never_sleeps)
 {
     struct kvp_control_config config = {.fleet = &fleet,
                                         .coordinator = &coordinator,
                                         .cluster = &cluster,
                                         .clock = &clock_fixed,
                                         .retire_ms = 10000,
+                                        .never_sleeps = never_sleeps,
                                         .queue_max = QUEUE_MAX,
                                         .wake = count_wake};
     memset(&fleet, 0, sizeof fleet);
@@ -55,6 +56,11 @@ static void setup(void)
     fake_fleet_add(&fleet, "engine-0");
     memset(&cluster, 0, sizeof cluster);
     cr_assert_eq(kvp_control_create(&config, &control), KVB_OK);
+}
+
+static void setup(void)
+{
+    make(false);
 }
 
 static void teardown(void)
@@ -966,4 +972,39 @@ Test(control, closing_answers_everything_once_and_refuses_the_rest)
     fake_coordinator_finish(&coordinator, KVB_OK);
     cr_expect_eq(open.replies, 1);
     cr_expect_eq(reset.replies, 1);
+}
+
+/* Sleep mode is off: whatever gives memory up is refused before any effect, and nothing else. */
+Test(control, without_sleep_mode_memory_is_never_given_up)
+{
+    static const struct {
+        enum kvp_route_id route;
+        const char *query;
+        bool refused;
+    } asks[] = {
+        {KVP_ROUTE_sleep, "", true},
+        {KVP_ROUTE_sleep, "level=1", true},
+        {KVP_ROUTE_sleep, "level=2&mode=keep", true},
+        {KVP_ROUTE_release_kv_cache_memory, "", true},
+        {KVP_ROUTE_sleep, "level=0", false},
+        {KVP_ROUTE_wake_up, "", false},
+        {KVP_ROUTE_pause, "", false},
+        {KVP_ROUTE_reset_prefix_cache, "", false},
+    };
+    teardown();
+    make(true);
+    for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {
+        struct asked asked;
+        uint32_t before = fleet.ncalls;
+        prepare(&asked, asks[i].route, asks[i].query, NULL);
+        go(&asked);
+        cr_expect_eq(fleet.ncalls, before + (asks[i].refused ? 0 : 1));
+        cr_expect_eq(asked.replies, asks[i].refused ? 1 : 0);
+        if (asks[i].refused) {
+            expect_error(&asked, 501, NULL);
+        } else {
+            fake_fleet_finish_all(&fleet, (struct kvp_outcome){.status = KVB_ERR_CANCELED});
+            json_decref(asked.body);
+        }
+    }
 }
