@@ -47,8 +47,23 @@ const char *fake_fault_text(enum fake_fault fault)
     return texts[fault];
 }
 
+static void tell(const struct fake_call *call, kvb_status_t status)
+{
+    const struct fake_engine *engine = call->rank->engine;
+    if (engine->watch != NULL) {
+        const struct fake_step step = {
+            .rank = call->rank->rank.index,
+            .type = call->type,
+            .register_ = call->register_,
+            .commit = call->type == KVB_LINK_RELEASE && call->msg.release.commit,
+        };
+        engine->watch(engine->watch_ctx, &step, status);
+    }
+}
+
 static void complete(struct fake_call *call, kvb_status_t status)
 {
+    tell(call, status);
     struct fake_rank *rank = call->rank;
     if (rank->drain == call) {
         rank->drain = NULL;
@@ -70,7 +85,7 @@ static void complete(struct fake_call *call, kvb_status_t status)
 
 static struct fake_tag *tag_of(struct fake_rank *rank, const char *tag)
 {
-    for (uint32_t i = 0; i < FAKE_TAGS; i++) {
+    for (uint32_t i = 0; i < rank->engine->ntags; i++) {
         if (strcmp(rank->tags[i].tag, tag) == 0) {
             return &rank->tags[i];
         }
@@ -149,8 +164,8 @@ static void fill_state(const struct fake_rank *rank, struct kvb_engine_state *st
     state->weight_change_running = engine->update;
     state->weights_written = rank->weights_written;
     state->local_reset_done = engine->local_reset_done;
-    state->ntags = FAKE_TAGS;
-    for (uint32_t i = 0; i < FAKE_TAGS; i++) {
+    state->ntags = engine->ntags;
+    for (uint32_t i = 0; i < engine->ntags; i++) {
         strcpy(state->tags[i].tag, rank->tags[i].tag);
         state->tags[i].residency = rank->tags[i].residency;
     }
@@ -224,7 +239,7 @@ static bool effect(struct fake_call *call)
     case KVB_LINK_RESUME:
         for (uint32_t r = 0; r < engine->nranks; r++) {
             kvb_assert(engine->ranks[r].instance != NULL); /* nor without a rank */
-            for (uint32_t t = 0; t < FAKE_TAGS; t++) {
+            for (uint32_t t = 0; t < engine->ntags; t++) {
                 /* work is never scheduled onto memory that is not there */
                 kvb_assert(engine->ranks[r].tags[t].residency == KVB_RESIDENT);
             }
@@ -430,6 +445,7 @@ static void fake_call(void *impl, enum kvb_link_type type, const void *msg, uint
     }
     call->call_done = done;
     call->arg = arg;
+    tell(call, KVB_IN_PROGRESS);
 }
 
 static void fake_drain(void *impl, bool abort, uint64_t deadline_ns, kvp_rank_done_fn done,
@@ -439,6 +455,7 @@ static void fake_drain(void *impl, bool abort, uint64_t deadline_ns, kvp_rank_do
     call->abort = abort;
     call->done = done;
     call->arg = arg;
+    tell(call, KVB_IN_PROGRESS);
 }
 
 static void fake_drain_stop(void *impl)
@@ -474,6 +491,7 @@ static void memory_call(struct fake_rank *rank, bool register_, const char (*tag
     memcpy(call->tags, tags, ntags * sizeof call->tags[0]);
     call->done = done;
     call->arg = arg;
+    tell(call, KVB_IN_PROGRESS);
 }
 
 static void fake_unregister(void *impl, const char (*tags)[KVB_NAME_MAX], uint32_t ntags,
@@ -497,7 +515,7 @@ static uint32_t fake_registered(void *impl, const char *tag, uint64_t *bytes_p)
     if (tag == NULL) {
         const struct fake_rank *rank = impl;
         uint32_t n = 0;
-        for (uint32_t i = 0; i < FAKE_TAGS; i++) {
+        for (uint32_t i = 0; i < rank->engine->ntags; i++) {
             n += rank->tags[i].registered;
         }
         return n;
@@ -555,7 +573,7 @@ static void rank_gone(struct fake_rank *rank)
     }
     struct kvp_instance *instance = rank->instance;
     rank->instance = NULL;
-    for (uint32_t i = 0; i < FAKE_TAGS; i++) {
+    for (uint32_t i = 0; i < FAKE_TAGS_MAX; i++) {
         rank->tags[i].registered = false;
         rank->tags[i].released = false;
         rank->tags[i].handed = false;
@@ -567,7 +585,7 @@ static void rank_gone(struct fake_rank *rank)
 
 static void restart_rank(struct fake_rank *rank)
 {
-    for (uint32_t i = 0; i < FAKE_TAGS; i++) {
+    for (uint32_t i = 0; i < FAKE_TAGS_MAX; i++) {
         rank->tags[i].residency = KVB_RESIDENT;
         rank->tags[i].generation = 1;
     }
@@ -604,6 +622,7 @@ void fake_engine_init(struct fake_engine *engine, struct sim_sched *sim, struct 
     engine->sim = sim;
     engine->fleet = fleet;
     engine->nranks = nranks;
+    engine->ntags = 2;
     engine->local_reset_done = true;
     engine->fingerprints = true;
     kvb_list_init(&engine->pauses);
@@ -619,6 +638,7 @@ void fake_engine_init(struct fake_engine *engine, struct sim_sched *sim, struct 
         rank->engine = engine;
         rank->tags[0].tag = "kv_cache";
         rank->tags[1].tag = "weights";
+        rank->tags[2].tag = "draft";
         kvb_list_init(&rank->calls);
         kvb_event_init(&rank->gone, on_gone);
         restart_rank(rank);
@@ -651,7 +671,7 @@ void fake_engine_attach(struct fake_engine *engine)
             fprintf(stderr, "hello refused: %s\n", reason);
         }
         kvb_assert(status == KVB_OK);
-        for (uint32_t t = 0; t < FAKE_TAGS; t++) {
+        for (uint32_t t = 0; t < engine->ntags; t++) {
             /* regions that are there are handed over at once */
             rank->tags[t].registered = rank->tags[t].residency == KVB_RESIDENT;
         }
@@ -721,7 +741,7 @@ void fake_engine_report(struct fake_engine *engine)
 void fake_engine_check(const struct fake_engine *engine)
 {
     for (uint32_t r = 0; r < engine->nranks; r++) {
-        for (uint32_t t = 0; t < FAKE_TAGS; t++) {
+        for (uint32_t t = 0; t < engine->ntags; t++) {
             const struct fake_tag *tag = &engine->ranks[r].tags[t];
             kvb_assert(!tag->registered || tag->residency == KVB_RESIDENT);
         }
@@ -731,7 +751,7 @@ void fake_engine_check(const struct fake_engine *engine)
 bool fake_engine_serves(const struct fake_engine *engine)
 {
     for (uint32_t r = 0; r < engine->nranks; r++) {
-        for (uint32_t t = 0; t < FAKE_TAGS; t++) {
+        for (uint32_t t = 0; t < engine->ntags; t++) {
             const struct fake_tag *tag = &engine->ranks[r].tags[t];
             if (tag->residency != KVB_RESIDENT || !tag->registered) {
                 return false;

@@ -14,7 +14,7 @@
  * Every call is counted; the one chosen by fake_engine.fault_at goes wrong in the chosen way.
  */
 #define FAKE_RANKS_MAX 4
-#define FAKE_TAGS      2 /* kv_cache, weights */
+#define FAKE_TAGS_MAX  3 /* kv_cache, weights; draft, if a test wants it */
 
 enum fake_fault {
     FAKE_OK,
@@ -42,9 +42,9 @@ struct fake_engine;
 struct fake_rank {
     struct kvp_rank rank;
     struct fake_engine *engine;
-    struct kvp_instance *instance; /* NULL: not attached */
-    struct fake_tag tags[FAKE_TAGS];
-    uint32_t transfers; /* running puts and gets */
+    struct kvp_instance *instance;       /* NULL: not attached */
+    struct fake_tag tags[FAKE_TAGS_MAX]; /* engine->ntags of them */
+    uint32_t transfers;                  /* running puts and gets */
     struct kvb_list calls;
     const char *cause; /* what the device says of a failure; NULL: there is none */
     bool dying;
@@ -60,11 +60,20 @@ struct fake_rank {
     uint32_t weights;
 };
 
+/* One call that the daemon makes of a rank. */
+struct fake_step {
+    uint32_t rank;
+    enum kvb_link_type type; /* EVENT: drain, REGISTER_REGION: register or unregister */
+    bool register_;
+    bool commit; /* RELEASE: memory goes */
+};
+
 struct fake_engine {
     struct sim_sched *sim;
     struct kvp_fleet *fleet;
     struct kvb_link_hello hello; /* what every rank says, but for rank, roles and state */
     uint32_t nranks;
+    uint32_t ntags; /* 2, unless changed before it attaches */
     struct fake_rank ranks[FAKE_RANKS_MAX];
     bool paused;
     enum kvb_pause_mode pause_mode;
@@ -83,6 +92,9 @@ struct fake_engine {
     uint64_t fault_at;
     enum fake_fault fault;
     bool mute; /* answers nothing at all any more */
+    /* Told of every call twice: IN_PROGRESS when it is made, then how it ended. NULL: nobody is. */
+    void (*watch)(void *ctx, const struct fake_step *step, kvb_status_t status);
+    void *watch_ctx;
 };
 
 void fake_engine_init(struct fake_engine *engine, struct sim_sched *sim, struct kvp_fleet *fleet,

@@ -97,7 +97,7 @@ static void fellows_agree(const struct world *w, uint32_t before, uint32_t after
         cr_assert(mine == before || mine == after, "%s: rank %u is left at %u", where, r, mine);
         cr_assert(all == UINT32_MAX || all == mine, "%s: rank %u differs", where, r);
         all = mine;
-        for (uint32_t t = 0; t < FAKE_TAGS; t++) {
+        for (uint32_t t = 0; t < w->engine.ntags; t++) {
             cr_assert(rank->tags[t].registered == (rank->tags[t].residency == KVB_RESIDENT),
                       "%s: rank %u, %s: mapped and not registered", where, r, rank->tags[t].tag);
         }
