@@ -1076,8 +1076,8 @@ Test(instance, every_rank_is_shown_with_what_it_holds_also_one_that_is_gone)
     cr_assert_eq(seen.attached, 4);
     cr_assert_eq(seen.workers, 4);
     cr_assert_eq(seen.helpers, 1);
-    cr_assert_eq(seen.resident, 4 * FAKE_TAGS);
-    cr_assert_eq(seen.regions, 4 * FAKE_TAGS);
+    cr_assert_eq(seen.resident, 4 * w.engine.ntags);
+    cr_assert_eq(seen.regions, 4 * w.engine.ntags);
     OK(&w, "sleep 2");
     fake_engine_lose_rank(&w.engine, 1);
     sim_settle(&w.sim);
@@ -1085,7 +1085,7 @@ Test(instance, every_rank_is_shown_with_what_it_holds_also_one_that_is_gone)
     kvp_fleet_each_rank(w.fleet, "a", see_rank, &seen);
     cr_assert_eq(seen.n, 4);
     cr_assert_eq(seen.attached, 3);
-    cr_assert_eq(seen.discarded, 3 * FAKE_TAGS);
+    cr_assert_eq(seen.discarded, 3 * w.engine.ntags);
     cr_assert_eq(seen.regions, 0);
     kvp_fleet_each_rank(w.fleet, "nobody", see_rank, &seen);
     cr_assert_eq(seen.n, 4);
