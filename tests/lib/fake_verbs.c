@@ -86,6 +86,7 @@ struct segment {
     uint64_t at, len;
     uint8_t *pages; /* the physical ones */
     bool own;       /* a mapping of ours */
+    bool device;    /* of memory that the CPU does not reach there */
     uint64_t inode, offset;
 };
 struct mr {
@@ -219,7 +220,7 @@ static uint64_t below(uint64_t n)
 
 static uint64_t now_ns(void)
 {
-    return fake.base.sim->now_ns;
+    return kvb_now_ns(fake.base.sim->sched.clock);
 }
 
 static uint64_t later_ns(void)
@@ -652,24 +653,42 @@ static bool mr_stale(const struct mr *mr)
     for (uint32_t i = 0; i < mr->nsegments; i++) {
         const struct segment *segment = &mr->segments[i];
         struct vma vma;
-        if (segment->own && (!vma_find(segment->at, &vma) || vma.inode != segment->inode ||
-                             vma.offset + (segment->at - vma.from) != segment->offset)) {
+        if (segment->own && !segment->device &&
+            (!vma_find(segment->at, &vma) || vma.inode != segment->inode ||
+             vma.offset + (segment->at - vma.from) != segment->offset)) {
             return true;
         }
     }
     return false;
 }
 
-static struct ibv_mr *fake_ibv_reg_mr(struct ibv_pd *base, void *addr, size_t len, int access)
+/* The pages of a dma-buf, which the registration holds from now on. 0 or an error. */
+static int mr_attach(struct mr *mr, uint64_t at, uint64_t len, int fd, uint64_t offset)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t before = at % page;
+    if (offset % page != before) {
+        return EINVAL;
+    }
+    len = (before + len + page - 1) / page * page;
+    void *pages = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - before));
+    if (pages == MAP_FAILED) {
+        return errno;
+    }
+    mr->segments[mr->nsegments++] = (struct segment){
+        .at = at - before, .len = len, .pages = pages, .own = true, .device = true};
+    return 0;
+}
+
+/* fd: -1, or of a dma-buf. */
+static struct ibv_mr *mr_make(struct ibv_pd *base, uint64_t at, size_t len, int access, int fd,
+                              uint64_t offset)
 {
     struct pd *pd = OBJECT_OF(pd, base);
-    if (FAILS() || !alive(&pd->object, PD, "ibv_reg_mr")) {
-        return NULL;
-    }
     const struct fake_device *device = &fake.base.devices[pd->object.side];
-    uint64_t at = (uintptr_t)addr;
     bool remote_write = (access & IBV_ACCESS_REMOTE_WRITE) != 0;
     errno = removed(&pd->object)                                                  ? EIO
+            : fd >= 0 && device->no_dma_buf                                       ? EOPNOTSUPP
             : len == 0 || at + len < at || len > device->attr.max_mr_size         ? EINVAL
             : remote_write && (access & IBV_ACCESS_LOCAL_WRITE) == 0              ? EINVAL
             : (access & IBV_ACCESS_ON_DEMAND) != 0                                ? EOPNOTSUPP
@@ -680,7 +699,8 @@ static struct ibv_mr *fake_ibv_reg_mr(struct ibv_pd *base, void *addr, size_t le
         return NULL;
     }
     struct mr *mr = get(sizeof *mr);
-    int error = mr_pin(mr, at, len, (access & IBV_ACCESS_LOCAL_WRITE) != 0);
+    int error = fd >= 0 ? mr_attach(mr, at, len, fd, offset)
+                        : mr_pin(mr, at, len, (access & IBV_ACCESS_LOCAL_WRITE) != 0);
     if (error != 0) {
         mr_release(mr);
         free(mr);
@@ -691,7 +711,7 @@ static struct ibv_mr *fake_ibv_reg_mr(struct ibv_pd *base, void *addr, size_t le
     fake.numbers += 1 + (uint32_t)below(16);
     mr->base = (struct ibv_mr){.context = base->context,
                                .pd = base,
-                               .addr = addr,
+                               .addr = (void *)(uintptr_t)at, // NOLINT(performance-no-int-to-ptr)
                                .length = len,
                                .lkey = fake.numbers << 1,
                                .rkey = fake.numbers << 1 | 1};
@@ -702,6 +722,26 @@ static struct ibv_mr *fake_ibv_reg_mr(struct ibv_pd *base, void *addr, size_t le
     fake.base.open.mrs++;
     fake.base.pinned += len;
     return &mr->base;
+}
+
+static struct ibv_mr *fake_ibv_reg_mr(struct ibv_pd *base, void *addr, size_t len, int access)
+{
+    struct pd *pd = OBJECT_OF(pd, base);
+    if (FAILS() || !alive(&pd->object, PD, "ibv_reg_mr")) {
+        return NULL;
+    }
+    return mr_make(base, (uintptr_t)addr, len, access, -1, 0);
+}
+
+static struct ibv_mr *fake_ibv_reg_dmabuf_mr(struct ibv_pd *base, uint64_t offset, size_t len,
+                                             uint64_t iova, int fd, int access)
+{
+    struct pd *pd = OBJECT_OF(pd, base);
+    if (FAILS() || !alive(&pd->object, PD, "ibv_reg_dmabuf_mr")) {
+        return NULL;
+    }
+    kvb_assert(fd >= 0);
+    return mr_make(base, iova, len, access, fd, offset);
 }
 
 static bool queue_names(const struct queue *queue, uint32_t lkey)
@@ -2769,6 +2809,7 @@ const struct kvt_verbs fake_verbs_table = {
     .ibv_alloc_pd = fake_ibv_alloc_pd,
     .ibv_dealloc_pd = fake_ibv_dealloc_pd,
     .ibv_reg_mr = fake_ibv_reg_mr,
+    .ibv_reg_dmabuf_mr = fake_ibv_reg_dmabuf_mr,
     .ibv_dereg_mr = fake_ibv_dereg_mr,
     .ibv_create_comp_channel = fake_ibv_create_comp_channel,
     .ibv_destroy_comp_channel = fake_ibv_destroy_comp_channel,

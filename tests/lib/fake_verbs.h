@@ -53,6 +53,7 @@ struct fake_device {
     bool silent;      /* the host is off: it takes nothing and sends nothing */
     bool mute;        /* completions of its queue pairs are held back */
     uint64_t memlock; /* bytes that may be registered */
+    bool no_dma_buf;  /* its driver registers none */
 };
 
 #define FAKE_OBJECTS(X)                                                                            \

@@ -428,6 +428,9 @@ static kvb_status_t post_work(struct ask *ask)
 /* Hashes what is there to be hashed, a slice of it; *budget: of the turn. */
 static void hash_some(struct ask *ask, uint64_t *budget)
 {
+    if (ask->unhashed.left == 0) {
+        return;
+    }
     uint64_t hashed = ask->body_len - ask->unhashed.left;
     uint64_t there = ask->get ? ask->work.bytes - hashed : ask->unhashed.left;
     uint64_t len = there < HASH_SLICE ? there : HASH_SLICE;
@@ -448,9 +451,10 @@ static void hash_some(struct ask *ask, uint64_t *budget)
 static void moved(struct ask *ask)
 {
     struct peer *peer = ask->peer;
-    uint64_t digest = XXH3_64bits_digest(&ask->hash);
+    bool hashed = !peer->config.unhashed;
+    uint64_t digest = hashed ? XXH3_64bits_digest(&ask->hash) : 0;
     kvb_status_t status = KVB_OK;
-    if (ask->get && digest != ask->checksum && !kvb_fault_all(KVB_FAULT_TICKET_IGNORED)) {
+    if (hashed && ask->get && digest != ask->checksum && !kvb_fault_all(KVB_FAULT_TICKET_IGNORED)) {
         peer->counted.checksums++;
         status = KVB_ERR_CHECKSUM;
     }
@@ -474,14 +478,16 @@ static void move(struct ask *ask, uint64_t *budget)
     }
     hash_some(ask, budget);
     /* A get's bytes have come back by then; a put's may still be on the way, ahead of DONE. */
-    if (ask->ahead.left == 0 && ask->unhashed.left == 0) {
+    if (ask->ahead.left == 0 && ask->unhashed.left == 0 &&
+        (!ask->get || ask->work.bytes == ask->body_len)) {
         moved(ask);
     }
 }
 
 static bool can_hash(const struct ask *ask)
 {
-    return ask->get ? ask->work.bytes > ask->body_len - ask->unhashed.left : ask->unhashed.left > 0;
+    return ask->unhashed.left > 0 &&
+           (!ask->get || ask->work.bytes > ask->body_len - ask->unhashed.left);
 }
 
 static void lane_turn(struct rlane *base)
@@ -546,6 +552,9 @@ static void granted(struct ask *ask, const uint8_t *extents, uint32_t n)
     ask->work = (struct rwork){.status = KVB_OK};
     kvb_list_init(&ask->work.link);
     ask->ahead = ask->unhashed = kvt_body_slices(ask->transfer->slices, ask->body_len);
+    if (ask->peer->config.unhashed) {
+        ask->unhashed.left = 0;
+    }
     (void)XXH3_64bits_reset(&ask->hash);
     kvb_list_push_back(&lane->moving, &ask->moving);
     rlane_kick(&lane->lane);
@@ -792,7 +801,8 @@ static void feed(struct peer_lane *lane)
             void *out;
         } text = {.in = transfer->ask.data};
         struct iovec parts[] = {{head, sizeof head}, {text.out, transfer->ask.len}};
-        rwire_question_head_pack(ask->get ? 0 : (uint32_t)ask->body_len, head);
+        uint32_t body_len = ask->get ? 0 : (uint32_t)ask->body_len;
+        rwire_question_head_pack(lane->peer->config.unhashed && body_len > 0, body_len, head);
         kvb_list_remove(link);
         kvb_list_push_back(&lane->begun, link);
         lane->queue_n--;
@@ -958,6 +968,10 @@ static kvb_status_t on_admitted(struct peer_lane *lane, const uint8_t *payload, 
     struct kvt_identity identity;
     kvb_status_t status = kvt_identity_take(&kvt_rdma_protocol, &peer->config.common, &lane->shake,
                                             payload, len, &identity);
+    if (status == KVB_OK && peer->config.unhashed &&
+        lane->shake.version < KVT_RDMA_VERSION_UNHASHED) {
+        status = KVB_ERR_UNSUPPORTED;
+    }
     if (status != KVB_OK) {
         return status;
     }

@@ -7,34 +7,50 @@
  * A client has no more questions open than was agreed, so that its DONEs are always read. A request
  * is over for the node at one of: answer(), sent(), gone().
  */
+#include "body.h"
 #include "conn.h"
 #include "defaults.h"
 #include "lane.h"
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/xxh3.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Questions that a lane may have open, in bytes; a client keeps to less. */
 #define TEXT_MAX (8u << 20)
+/* Hashed of one body, and of all of a lane, in one turn. */
+#define HASH_SLICE (256u << 10)
+#define PIECES     16
 
 enum request_state {
     REQUEST_ASKED,     /* with the node; its body, if any, was not asked for yet */
     REQUEST_GRANTED,   /* its client writes to the node's memory. waits for: DONE */
+    REQUEST_HASHING,   /* as GRANTED, and is hashed now that DONE was heard */
     REQUEST_UNGRANTED, /* there was no memory to grant it. waits for: received() to be told */
     REQUEST_RECEIVED,  /* with the node; its body is over */
     REQUEST_SENDING,   /* its client reads the node's memory. waits for: DONE */
     REQUEST_UNSENT     /* there was no memory to answer with a body. waits for: gone() to be told */
 };
 
+/* A body that comes without a checksum: it is made of what has arrived, before anybody reads it. */
+struct unhashed {
+    XXH3_state_t hash; /* first: its alignment */
+    struct kvt_body body;
+    struct iovec iov[];
+};
+
 struct request {
     struct kvt_request is;
     struct server_lane *lane;
-    struct kvb_list link;   /* lane.all */
-    struct kvb_list failed; /* lane.failed: to be told in the lane's turn */
+    struct kvb_list link;    /* lane.all */
+    struct kvb_list failed;  /* lane.failed: to be told in the lane's turn */
+    struct kvb_list hashing; /* lane.hashing */
     enum request_state state;
+    bool sender_hashes;
+    struct unhashed *unhashed; /* GRANTED, HASHING: of a body that its sender does not hash */
     uint64_t seq;
     uint8_t ask[];
 };
@@ -57,6 +73,7 @@ struct server_lane {
     void *session;
     struct kvb_list all; /* requests that are not over */
     struct kvb_list failed;
+    struct kvb_list hashing;
     uint32_t requests;
     uint64_t text;
 };
@@ -108,8 +125,11 @@ static struct request *request_new(struct server_lane *lane, const struct kvb_fr
     };
     kvb_list_init(&request->is.link);
     kvb_list_init(&request->failed);
+    kvb_list_init(&request->hashing);
     request->lane = lane;
     request->state = REQUEST_ASKED;
+    request->sender_hashes = !question->unhashed;
+    request->unhashed = NULL;
     request->seq = frame->seq;
     kvb_list_push_back(&lane->all, &request->link);
     lane->requests++;
@@ -124,6 +144,8 @@ static void request_free(struct request *request)
     lane->text -= request->is.ask.len;
     kvb_list_remove(&request->link);
     kvb_list_remove(&request->failed);
+    kvb_list_remove(&request->hashing);
+    free(request->unhashed);
     free(request);
 }
 
@@ -187,6 +209,22 @@ static uint64_t iov_len(const struct iovec *iov, uint32_t n)
     return len;
 }
 
+/* NO_MEMORY. */
+static kvb_status_t prepare_hashing(struct request *request, const struct iovec *to, uint32_t n)
+{
+    size_t align = _Alignof(struct unhashed);
+    size_t size = sizeof(struct unhashed) + n * sizeof *to;
+    struct unhashed *unhashed = aligned_alloc(align, (size + align - 1) / align * align);
+    if (unhashed == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    memcpy(unhashed->iov, to, n * sizeof *to);
+    unhashed->body = kvt_body_iov(unhashed->iov, request->is.body_len);
+    (void)XXH3_64bits_reset(&unhashed->hash);
+    request->unhashed = unhashed;
+    return KVB_OK;
+}
+
 static void request_receive(struct kvt_request *is, const struct iovec *to, uint32_t n)
 {
     struct request *request = request_of(is);
@@ -194,7 +232,7 @@ static void request_receive(struct kvt_request *is, const struct iovec *to, uint
     kvb_assert(request->state == REQUEST_ASKED && is->body_len > 0);
     kvb_assert(iov_len(to, n) == is->body_len);
     uint32_t extents = pack_extents(server, to, n);
-    if (extents == 0) {
+    if (extents == 0 || (!request->sender_hashes && prepare_hashing(request, to, n) != KVB_OK)) {
         fail_later(request, REQUEST_UNGRANTED);
         return;
     }
@@ -277,6 +315,7 @@ static kvb_status_t on_question(struct server_lane *lane, const struct kvb_frame
     /* Answers that it has not made room for are of questions that it has open still. */
     if ((frame->flags & KVB_FRAME_REPLY) != 0 ||
         rwire_question_unpack(payload, frame->len, &question) != KVB_OK ||
+        (question.unhashed && lane->shake.version < KVT_RDMA_VERSION_UNHASHED) ||
         lane->requests >= server->config.requests_max ||
         lane->lane.out.queued > server->config.requests_max || lane->text > TEXT_MAX) {
         return KVB_ERR_PROTOCOL;
@@ -317,6 +356,12 @@ static kvb_status_t on_done(struct server_lane *lane, const struct kvb_frame *fr
         server->counted.checksums++;
     } else if (status != KVB_OK) {
         server->counted.abandoned++;
+    }
+    if (request->state == REQUEST_GRANTED && request->unhashed != NULL && status == KVB_OK) {
+        request->state = REQUEST_HASHING;
+        kvb_list_push_back(&lane->hashing, &request->hashing);
+        rlane_kick(&lane->lane);
+        return checksum == 0 ? KVB_OK : KVB_ERR_PROTOCOL;
     }
     if (request->state == REQUEST_GRANTED) {
         server->totals.bytes_received += status == KVB_OK ? request->is.body_len : 0;
@@ -443,10 +488,52 @@ static kvb_status_t lane_message(struct rlane *base, const struct kvb_frame *fra
     }
 }
 
+/* Hashes a slice of it. True: that was all. */
+static bool hash_slice(struct unhashed *unhashed)
+{
+    struct kvt_body *body = &unhashed->body;
+    uint64_t len = body->left < HASH_SLICE ? body->left : HASH_SLICE;
+    while (len > 0) {
+        struct iovec pieces[PIECES];
+        int n;
+        uint64_t some = kvt_body_peek(body, len, pieces, &n, PIECES);
+        for (int i = 0; i < n; i++) {
+            (void)XXH3_64bits_update(&unhashed->hash, pieces[i].iov_base, pieces[i].iov_len);
+        }
+        kvt_body_skip(body, some);
+        len -= some;
+    }
+    return body->left == 0;
+}
+
+/* A slice of one of them a turn, one after the other: what else the lanes have to do goes between.
+ */
+static void hash_some(struct server_lane *lane)
+{
+    struct kvt_rdma_server *server = lane->server;
+    struct kvb_list *link = kvb_list_pop(&lane->hashing);
+    if (link == NULL) {
+        return;
+    }
+    struct request *request = kvb_container_of(link, struct request, hashing);
+    if (hash_slice(request->unhashed)) {
+        uint64_t checksum = XXH3_64bits_digest(&request->unhashed->hash);
+        server->totals.bytes_received += request->is.body_len;
+        request->state = REQUEST_RECEIVED;
+        server->config.ops->received(server->config.ctx, &request->is, KVB_OK, checksum);
+    } else {
+        kvb_list_push_back(&lane->hashing, link);
+    }
+    if (!kvb_list_empty(&lane->hashing)) {
+        rlane_kick(&lane->lane);
+    }
+}
+
 static void lane_turn(struct rlane *base)
 {
     struct server_lane *lane = lane_of(base);
     const struct kvt_rdma_server_config *config = &lane->server->config;
+    hash_some(lane);
     for (struct kvb_list *link; (link = kvb_list_pop(&lane->failed)) != NULL;) {
         struct request *request = kvb_container_of(link, struct request, failed);
         if (request->state == REQUEST_UNGRANTED) {
@@ -604,6 +691,7 @@ kvb_status_t kvt_rdma_server_adopt(struct kvt_rdma_server *server, struct kvt_rd
     memcpy(lane->from, from, sizeof from);
     kvb_list_init(&lane->all);
     kvb_list_init(&lane->failed);
+    kvb_list_init(&lane->hashing);
     struct rdma_cm_id *id;
     status = rconn_take(conn, server->end.channel, &lane->lane, &id);
     if (status == KVB_OK) {

@@ -48,6 +48,8 @@ struct kvt_verbs {
     struct ibv_pd *(*ibv_alloc_pd)(struct ibv_context *context);
     int (*ibv_dealloc_pd)(struct ibv_pd *pd);
     struct ibv_mr *(*ibv_reg_mr)(struct ibv_pd *pd, void *addr, size_t length, int access);
+    struct ibv_mr *(*ibv_reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length,
+                                        uint64_t iova, int fd, int access);
     int (*ibv_dereg_mr)(struct ibv_mr *mr);
 
     /* completions */

@@ -21,6 +21,7 @@ const struct kvt_verbs kvt_verbs_real = {
     .ibv_alloc_pd = ibv_alloc_pd,
     .ibv_dealloc_pd = ibv_dealloc_pd,
     .ibv_reg_mr = ibv_reg_mr,
+    .ibv_reg_dmabuf_mr = ibv_reg_dmabuf_mr,
     .ibv_dereg_mr = ibv_dereg_mr,
     .ibv_create_comp_channel = ibv_create_comp_channel,
     .ibv_destroy_comp_channel = ibv_destroy_comp_channel,

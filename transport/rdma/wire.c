@@ -137,9 +137,9 @@ kvb_status_t rwire_extents_check(const uint8_t *in, uint32_t n, uint64_t body_le
     return len == body_len ? KVB_OK : KVB_ERR_PROTOCOL;
 }
 
-void rwire_question_head_pack(uint32_t body_len, uint8_t out[RWIRE_QUESTION_LEN])
+void rwire_question_head_pack(bool unhashed, uint32_t body_len, uint8_t out[RWIRE_QUESTION_LEN])
 {
-    kvb_le_put32(out, 0);
+    kvb_le_put32(out, unhashed);
     kvb_le_put32(out + 4, body_len);
 }
 
@@ -147,11 +147,13 @@ kvb_status_t rwire_question_unpack(const uint8_t *payload, uint32_t len,
                                    struct rwire_question *question_p)
 {
     struct rwire_question question = {
+        .unhashed = kvb_le_get32(payload) == 1,
         .body_len = kvb_le_get32(payload + 4),
         .text = payload + RWIRE_QUESTION_LEN,
         .text_len = len - RWIRE_QUESTION_LEN,
     };
-    if (kvb_le_get32(payload) != 0 || question.body_len > KVT_BODY_MAX) {
+    if (kvb_le_get32(payload) > 1 || question.body_len > KVT_BODY_MAX ||
+        (question.unhashed && question.body_len == 0)) {
         return KVB_ERR_PROTOCOL;
     }
     *question_p = question;

@@ -33,7 +33,7 @@
  * begins with the header of base/frame.h in the first piece; the pieces that follow are its
  * next bytes. Questions (type: the node's own, 1 to KVT_TYPE_MAX), 24 the header:
  *
- *       24         4  0
+ *       24         4  1: the body comes without a checksum (version 2), else 0
  *       28         4  body_len
  *       32         .  text
  *
@@ -124,6 +124,7 @@ struct rwire_extent rwire_extent_unpack(const uint8_t in[RWIRE_EXTENT_LEN]);
 KVB_MUST_USE kvb_status_t rwire_extents_check(const uint8_t *in, uint32_t n, uint64_t body_len);
 
 struct rwire_question {
+    bool unhashed; /* nobody on that side reads its body: DONE has no checksum */
     uint32_t body_len;
     const uint8_t *text;
     uint32_t text_len;
@@ -145,7 +146,7 @@ KVB_MUST_USE kvb_status_t rwire_answer_unpack(const uint8_t *payload, uint32_t l
                                               struct rwire_answer *answer_p);
 void rwire_answer_head_pack(kvb_status_t status, uint32_t extents_n, uint64_t checksum,
                             uint8_t out[RWIRE_ANSWER_LEN]);
-void rwire_question_head_pack(uint32_t body_len, uint8_t out[RWIRE_QUESTION_LEN]);
+void rwire_question_head_pack(bool unhashed, uint32_t body_len, uint8_t out[RWIRE_QUESTION_LEN]);
 
 void rwire_grant_head_pack(uint32_t extents_n, uint8_t out[RWIRE_GRANT_LEN]);
 KVB_MUST_USE kvb_status_t rwire_grant_unpack(const uint8_t *payload, uint32_t len,

@@ -28,8 +28,9 @@
  * A process without the libraries (built without them) gets UNSUPPORTED from
  * kvt_rdma_device_open(), and nothing else of this file does anything there.
  */
-#define KVT_RDMA_VERSION     1u
-#define KVT_RDMA_VERSION_MIN 1u
+#define KVT_RDMA_VERSION          2u /* 2: a put's body may come without a checksum */
+#define KVT_RDMA_VERSION_MIN      1u
+#define KVT_RDMA_VERSION_UNHASHED 2u
 
 #define KVT_RDMA_REASON_MAX 320u /* bytes of a reason, with its NUL */
 
@@ -195,6 +196,11 @@ struct kvt_rdma_peer_config {
     uint32_t backoff_ms;     /* first wait before connecting again; 0: 50 */
     uint32_t backoff_max_ms; /* the waits double up to it, each with jitter; 0: 2,000 */
     uint32_t idle_ms;        /* a lane but the first is closed after it; 0: 60,000 */
+    /* The CPU does not reach the slices' memory, so nothing is hashed on this side: of a put the
+     * node makes the checksum of what has arrived, a get's bytes are compared with none. It is the
+     * transport's own checks alone that vouch for the way. A node that does not know of it is not
+     * reached (REFUSED). */
+    bool unhashed;
     const struct kvt_peer_ops *ops;
     void *ctx;
 };
