@@ -79,8 +79,9 @@ static void say_error(struct kve_control *control, json_int_t id, const char *te
 
 static void run_done(void *arg, struct kve_run *run)
 {
-    say(arg, json_pack("{s:I,s:s,s:o,s:O}", "id", (json_int_t)run->number, "event", "done",
-                       "counts", kve_counts_json(&run->counts), "unfinished", run->unfinished));
+    say(arg, json_pack("{s:I,s:s,s:o,s:O,s:O*}", "id", (json_int_t)run->number, "event", "done",
+                       "counts", kve_counts_json(&run->counts), "unfinished", run->unfinished,
+                       "outputs", run->outputs));
 }
 
 static void run_stalled(void *arg, struct kve_run *run)
@@ -127,6 +128,26 @@ static void start_run(struct kve_control *control, json_int_t id, const json_t *
     run->number = (uint64_t)id;
 }
 
+static void start_generate(struct kve_control *control, json_int_t id, const json_t *command)
+{
+    const json_t *most = json_object_get(command, "max_tokens");
+    struct kve_run *run;
+    kvb_status_t status =
+        !small(most) ? KVB_ERR_INVALID
+                     : kve_engine_generate(control->engine, json_object_get(command, "prompts"),
+                                           (uint32_t)json_integer_value(most),
+                                           !json_is_false(json_object_get(command, "use_cache")),
+                                           json_is_true(json_object_get(command, "stall")),
+                                           run_done, run_stalled, control, &run);
+
+    if (status != KVB_OK) {
+        say_error(control, id,
+                  "no model, not prompts of its tokens, or too long for it or the pool");
+        return;
+    }
+    run->number = (uint64_t)id;
+}
+
 static void obey(struct kve_control *control, const json_t *command)
 {
     json_int_t id = json_integer_value(json_object_get(command, "id"));
@@ -137,6 +158,8 @@ static void obey(struct kve_control *control, const json_t *command)
         say_error(control, id, "not a command");
     } else if (strcmp(cmd, "run") == 0) {
         start_run(control, id, command);
+    } else if (strcmp(cmd, "generate") == 0) {
+        start_generate(control, id, command);
     } else if (strcmp(cmd, "stats") == 0) {
         say(control, json_pack("{s:I,s:s,s:o}", "id", id, "event", "stats", "stats",
                                kve_engine_stats(engine)));

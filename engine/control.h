@@ -10,6 +10,15 @@
  *   {"cmd":"run","id":N,"first":I,"count":N | "indexes":[…],"use_cache":true,"stall":false}
  *       …later {"id":N,"event":"stalled"} when all that is left waits for the next resume (stall),
  *       and {"id":N,"event":"done","counts":{…},"unfinished":[indexes that a pause aborted]}
+ *   {"cmd":"generate","id":N,"prompts":[[token,…],…],"max_tokens":N,"use_cache":true,"stall":false}
+ *       the same, of a model; with stall a request waits when it has half of its tokens. "done" has
+ *       "outputs" too, one for each prompt, null of the unfinished:
+ *       {"tokens":[…],         what came after it
+ *        "local_blocks":N,     of the full blocks of the prompt: from the engine's prefix cache,
+ *        "store_blocks":N,     from the store,
+ *        "computed_blocks":N,  and the rest
+ *        "blocks":[["…",…],…]} of each full block of KV (the last token that came has none yet): a
+ *                              hash of the bytes of each part, in order of the parts
  *   {"cmd":"stats","id":N}            {"id":N,"event":"stats","stats":{…}}
  *   {"cmd":"see","id":N,"weights":[…]}   ids of weights that others hold
  *   {"cmd":"fingerprint","id":N,"on":true}

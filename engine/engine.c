@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "generate.h"
 #include "ranks.h"
 
 #include "base/assert.h"
@@ -96,21 +97,13 @@ json_t *kve_engine_stats(struct kve_engine *engine)
 
 /* ---- weights ---- */
 
-/* The weights region: this, then the pattern of the same id. */
+/* The weights region begins with this. */
 struct weights_head {
     uint64_t magic;
     uint64_t id;
 };
 #define WEIGHTS_MAGIC 0x6b766577656967u
-
-static struct kve_pattern_source weights_source(const struct kve_engine *engine, uint64_t id)
-{
-    return (struct kve_pattern_source){.tenant = engine->options.tenant,
-                                       .layout = engine->layout,
-                                       .weights = id,
-                                       .key = "weights",
-                                       .key_len = 7};
-}
+_Static_assert(sizeof(struct weights_head) <= KVE_WEIGHTS_HEAD_BYTES, "it fits");
 
 uint64_t kve_weights_held(const struct kve_engine *engine)
 {
@@ -125,27 +118,12 @@ uint64_t kve_weights_held(const struct kve_engine *engine)
 
 void kve_weights_write(struct kve_engine *engine, uint64_t id)
 {
-    struct kve_pattern_source source = weights_source(engine, id);
     struct weights_head head = {WEIGHTS_MAGIC, id};
 
     kvb_assert(engine->weights.fd >= 0);
     kve_engine_see_weights(engine, id);
     memcpy(engine->weights.base, &head, sizeof head);
-    kve_pattern_fill(&source, engine->weights.base + sizeof head,
-                     engine->weights.len - sizeof head);
-}
-
-void kve_weights_fingerprint(const struct kve_engine *engine, char out[40])
-{
-    uint64_t a = 0, b = 1;
-
-    for (size_t offset = 0; offset + 8 <= engine->weights.len; offset += 8) {
-        uint64_t word;
-        memcpy(&word, engine->weights.base + offset, 8);
-        a = kve_mix64(a + word);
-        b = (b ^ word) * 0x9e3779b97f4a7c15u;
-    }
-    snprintf(out, 40, "fp-%016" PRIx64 "%016" PRIx64, a, kve_mix64(b));
+    engine->computer->write_weights(engine, id);
 }
 
 void kve_engine_see_weights(struct kve_engine *engine, uint64_t id)
@@ -169,6 +147,11 @@ void kve_engine_see_weights(struct kve_engine *engine, uint64_t id)
 }
 
 /* ---- the handle ---- */
+
+uint32_t kve_block_tokens(const struct kve_engine_options *options)
+{
+    return options->model ? KVE_MODEL_BLOCK_TOKENS : KVE_TRACE_BLOCK_TOKENS;
+}
 
 static kvb_status_t create_memory(struct kve_engine *engine)
 {
@@ -222,7 +205,7 @@ static kvb_status_t open_link(struct kve_engine *engine)
         .tenant = options->tenant,
         .layout = engine->layout,
         .weights_name = options->weights_name,
-        .block_tokens = KVE_TRACE_BLOCK_TOKENS,
+        .block_tokens = kve_block_tokens(options),
         .roles = options->rank == 0 ? KVPLANE_ROLE_BOTH : KVPLANE_ROLE_WORKER,
         .rank = options->rank,
         .world_size = kve_world(options),
@@ -266,9 +249,17 @@ kvb_status_t kve_engine_create(const struct kve_engine_options *options,
     kvb_list_init(&engine->late);
     snprintf(engine->version, sizeof engine->version, "%s",
              options->weights_name == NULL ? "default" : options->weights_name);
-    snprintf(engine->layout, sizeof engine->layout, "reference-1/block=%zu/tokens=%d",
-             options->block_bytes, KVE_TRACE_BLOCK_TOKENS);
-    status = create_memory(engine);
+    if (options->model) {
+        snprintf(engine->layout, sizeof engine->layout, "%s", kve_model_layout);
+    } else {
+        snprintf(engine->layout, sizeof engine->layout, "reference-1/block=%zu/tokens=%d",
+                 options->block_bytes, KVE_TRACE_BLOCK_TOKENS);
+    }
+    engine->computer = options->model ? &kve_generate : &kve_fill;
+    status = options->model ? kve_generator_create(engine, &engine->generator) : KVB_OK;
+    if (status == KVB_OK) {
+        status = create_memory(engine);
+    }
     if (status == KVB_OK) {
         status = create_scratch(engine);
     }
@@ -293,6 +284,7 @@ void kve_engine_destroy(struct kve_engine *engine)
     }
     kve_lifecycle_forget(engine);
     kve_requests_destroy(engine);
+    kve_generator_destroy(engine->generator);
     kve_pool_destroy(engine->pool);
     kve_memory_cleanup(&engine->kv_cache);
     kve_memory_cleanup(&engine->weights);
@@ -341,7 +333,7 @@ int kve_engine_turn(struct kve_engine *engine)
         engine->lost = kvplane_reattach(engine->kv) != KVPLANE_OK; /* then with back-off */
     }
     engine->changed = false;
-    engine->broken = kve_ranks_turn(engine->ranks, engine) != KVB_OK;
+    engine->broken = kve_ranks_turn(engine->ranks, engine) != KVB_OK || engine->broken;
     kve_requests_turn(engine, &more);
     kve_lifecycle_turn(engine);
     report(engine);

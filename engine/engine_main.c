@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "control.h"
+#include "generate.h"
 #include "options.h"
 #include "ranks.h"
 
@@ -22,6 +23,7 @@ enum setting {
     SET_INSTANCE,
     SET_TENANT,
     SET_SOCKET,
+    SET_MODEL,
     SET_TP,
     SET_PP,
     SET_STORE_TP,
@@ -46,6 +48,7 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_INSTANCE] = {"instance", "NAME", "engine", "name of this instance"},
     [SET_TENANT] = {"tenant", "NAME", "default", "whose objects these are"},
     [SET_SOCKET] = {"socket", "PATH", "$KVPLANE_SOCKET", "the daemon's engine socket"},
+    [SET_MODEL] = {"model", NULL, "", "compute by a transformer, --weights-id is its seed"},
     [SET_TP] = {"tp", "N", "1", "ranks of a pipeline stage, each a process"},
     [SET_PP] = {"pp", "N", "1", "pipeline stages"},
     [SET_STORE_TP] = {"store-tp", "N", "none", "parts of a stage's block, as other tp share them"},
@@ -91,6 +94,9 @@ static bool take(void *ctx, size_t i, const char *value)
         return true;
     case SET_SOCKET:
         engine->socket = value;
+        return true;
+    case SET_MODEL:
+        engine->model = true;
         return true;
     case SET_TP:
         return kve_option_number32(value, 1, 64, &engine->tp);
@@ -291,8 +297,12 @@ static int run_engine(struct settings *settings)
         fprintf(stderr, "kvplane engine: signalfd: %m\n");
         return 1;
     }
-    if (kve_ranks_start(&settings->engine, &ranks) != KVB_OK ||
-        kve_engine_create(&settings->engine, &engine) != KVB_OK) {
+    kvb_status_t status = kve_ranks_start(&settings->engine, &ranks);
+    if (status == KVB_OK) {
+        settings->engine.gather = kve_ranks_gather(ranks);
+        status = kve_engine_create(&settings->engine, &engine);
+    }
+    if (status != KVB_OK) {
         fprintf(stderr, "kvplane engine: could not start\n");
         kve_ranks_stop(ranks);
         close(signals);
@@ -314,15 +324,30 @@ static int run_engine(struct settings *settings)
     return code;
 }
 
+/* What was not said. False: told what does not go together. */
+static bool complete(struct settings *settings)
+{
+    struct kve_engine_options *engine = &settings->engine;
+
+    if (engine->model) {
+        if (settings->trace_path != NULL || settings->speed >= 0) {
+            fprintf(stderr, "kvplane engine: a trace has no tokens: not with --model\n");
+            return false;
+        }
+        return kve_generate_options(engine) == KVB_OK;
+    }
+    engine->block_bytes = engine->block_bytes == 0 ? 16384 : engine->block_bytes;
+    engine->weights_bytes = engine->weights_bytes == 0 ? 4u << 20 : engine->weights_bytes;
+    return true;
+}
+
 int kve_engine_main(int argc, char **argv)
 {
     struct settings settings = {
         .engine = {.instance = "engine",
                    .tenant = "default",
                    .weights = 1,
-                   .block_bytes = 16384,
                    .nblocks = 2048,
-                   .weights_bytes = 4u << 20,
                    .max_running = 8,
                    .tp = 1,
                    .pp = 1,
@@ -347,8 +372,11 @@ int kve_engine_main(int argc, char **argv)
         kve_options_help(options, SET_COUNT);
         return 0;
     }
-    if (kve_parts_check(&settings.engine) != KVB_OK) {
+    if (!complete(&settings) || kve_parts_check(&settings.engine) != KVB_OK) {
         return 2;
+    }
+    if (settings.engine.model) {
+        return run_engine(&settings);
     }
     if (settings.trace_path != NULL) {
         status = kve_trace_load(settings.trace_path, settings.requests, &trace, &error);

@@ -338,7 +338,7 @@ static void on_fingerprint(void *ctx, struct kvplane_call *call)
     } else if (engine->weights.fd < 0) {
         result = KVPLANE_ERR_BAD_STATE;
     } else {
-        kve_weights_fingerprint(engine, text);
+        engine->computer->fingerprint(engine, text);
     }
     answer_call(engine, how,
                 (struct answer){.kind = KVE_CALL_fingerprint, .call = call, .result = result}, text,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "parts.h"
 
+#include <xxhash.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -118,6 +120,18 @@ enum kve_verdict kve_parts_judge(struct kve_engine *engine, const struct kve_blo
                                   engine->seen, engine->nseen, finding);
     }
     return worst;
+}
+
+uint64_t kve_parts_hash(const struct kve_engine *engine, uint32_t block, uint32_t j)
+{
+    const unsigned char *bytes = kve_pool_bytes(engine->pool, block);
+    struct part part = part_of(&engine->options, j);
+    uint64_t hash = 0;
+
+    for (uint32_t s = 0; s < part.nslices; s++) {
+        hash = XXH3_64bits_withSeed(bytes + part.offset[s], part.len, hash);
+    }
+    return hash;
 }
 
 /* ---- what kvplane is asked ---- */

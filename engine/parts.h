@@ -33,6 +33,9 @@ void kve_parts_poison(struct kve_engine *engine, const struct kve_block_of *what
 enum kve_verdict kve_parts_judge(struct kve_engine *engine, const struct kve_block_of *what,
                                  struct kve_finding *finding);
 
+/* Of the bytes of this rank's part j of a block, as they are. */
+uint64_t kve_parts_hash(const struct kve_engine *engine, uint32_t block, uint32_t j);
+
 /* The key of a block as kvplane is told it; returns its length. */
 size_t kve_parts_key(uint64_t key, char out[KVE_KEY_TEXT]);
 /* Fills the engine's scratch with what kvplane is asked for n blocks: n * kve_parts() entries. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ranks.h"
 
+#include "generate.h"
+
 #include "base/assert.h"
 
 #include <errno.h>
@@ -22,6 +24,7 @@ struct other {
     bool attached;
 };
 struct kve_ranks {
+    struct kve_gather gather; /* of the model; n 0: none */
     uint32_t n;
     struct other others[];
 };
@@ -88,7 +91,7 @@ static void on_transfer(void *arg, const int *results, size_t n)
         what->result = engine->results[i];
         what->weights = kve_weights_held(engine);
         if (message->command == KVE_RANK_GET && what->result == KVPLANE_OK &&
-            !check(engine, what, message, "the store")) {
+            engine->computer->judge != NULL && !check(engine, what, message, "the store")) {
             what->result = KVE_RANK_BAD;
         }
     }
@@ -210,32 +213,40 @@ static void follow(struct follower *follower)
         struct pollfd fds[] = {
             {.fd = follower->pipe.fd, .events = (short)(POLLIN | (more ? POLLOUT : 0))},
             {.fd = kvplane_fd(engine->kv), .events = POLLIN},
+            {.fd = kve_generate_fd(engine), .events = POLLIN},
         };
-        if (poll(fds, 2, wait_ms) < 0 && errno != EINTR) {
+        if (poll(fds, 3, wait_ms) < 0 && errno != EINTR) {
             return;
         }
         if ((fds[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0 && !read_commands(follower)) {
             return;
         }
+        if (fds[2].revents != 0 && kve_generate_follow(engine) != KVB_OK) {
+            return; /* rank 0 is gone, or will be when it sees this one go */
+        }
     }
 }
 
 static _Noreturn void run_follower(const struct kve_engine_options *options, uint32_t rank, int fd,
-                                   pid_t parent)
+                                   struct kve_gather_mesh *mesh, pid_t parent)
 {
     struct kve_engine_options mine = *options;
     struct follower follower = {.engine = NULL};
+    struct kve_gather gather;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     mine.rank = rank;
     mine.trace = NULL;
     kve_pipe_init(&follower.pipe, fd);
+    kve_gather_take(mesh, rank, &gather);
+    mine.gather = mine.model ? &gather : NULL;
     if (getppid() != parent || kve_engine_create(&mine, &follower.engine) != KVB_OK) {
         _exit(1);
     }
     follow(&follower);
     kve_engine_destroy(follower.engine);
     kve_pipe_cleanup(&follower.pipe);
+    kve_gather_close(&gather);
     _exit(follower.failed ? 1 : 0);
 }
 
@@ -244,6 +255,7 @@ static _Noreturn void run_follower(const struct kve_engine_options *options, uin
 kvb_status_t kve_ranks_start(const struct kve_engine_options *options, struct kve_ranks **ranks_p)
 {
     uint32_t n = kve_world(options) - 1;
+    struct kve_gather_mesh mesh = {.n = 0};
     struct kve_ranks *ranks;
     pid_t self = getpid();
 
@@ -255,10 +267,15 @@ kvb_status_t kve_ranks_start(const struct kve_engine_options *options, struct kv
     if (ranks == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
+    if (options->model && kve_gather_mesh_open(n + 1, &mesh) != KVB_OK) {
+        free(ranks);
+        return KVB_ERR_IO;
+    }
     for (uint32_t i = 0; i < n; i++) {
         int fds[2];
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
             fprintf(stderr, "kvplane engine: socketpair: %m\n");
+            kve_gather_mesh_close(&mesh);
             kve_ranks_stop(ranks);
             return KVB_ERR_IO;
         }
@@ -272,12 +289,13 @@ kvb_status_t kve_ranks_start(const struct kve_engine_options *options, struct kv
             if (options->control_fd >= 0) {
                 close(options->control_fd);
             }
-            run_follower(options, i + 1, fds[1], self);
+            run_follower(options, i + 1, fds[1], &mesh, self);
         }
         close(fds[1]);
         if (pid < 0) {
             fprintf(stderr, "kvplane engine: fork: %m\n");
             close(fds[0]);
+            kve_gather_mesh_close(&mesh);
             kve_ranks_stop(ranks);
             return KVB_ERR_IO;
         }
@@ -285,6 +303,7 @@ kvb_status_t kve_ranks_start(const struct kve_engine_options *options, struct kv
         ranks->others[i].pid = pid;
         ranks->n++;
     }
+    kve_gather_take(&mesh, 0, &ranks->gather);
     *ranks_p = ranks;
     return KVB_OK;
 }
@@ -297,11 +316,17 @@ void kve_ranks_stop(struct kve_ranks *ranks)
     for (uint32_t i = 0; i < ranks->n; i++) {
         kve_pipe_cleanup(&ranks->others[i].pipe);
     }
+    kve_gather_close(&ranks->gather);
     for (uint32_t i = 0; i < ranks->n; i++) {
         while (waitpid(ranks->others[i].pid, NULL, 0) < 0 && errno == EINTR) {
         }
     }
     free(ranks);
+}
+
+struct kve_gather *kve_ranks_gather(struct kve_ranks *ranks)
+{
+    return ranks == NULL || ranks->gather.n == 0 ? NULL : &ranks->gather;
 }
 
 uint32_t kve_ranks_count(const struct kve_ranks *ranks)

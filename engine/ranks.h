@@ -45,6 +45,8 @@ KVB_MUST_USE kvb_status_t kve_ranks_start(const struct kve_engine_options *optio
 /* They end with the pipe to them; waits for that. NULL: nothing. */
 void kve_ranks_stop(struct kve_ranks *ranks);
 
+/* What rank 0 of a model exchanges with the others; NULL: nothing. */
+struct kve_gather *kve_ranks_gather(struct kve_ranks *ranks);
 uint32_t kve_ranks_count(const struct kve_ranks *ranks); /* NULL: 0 */
 bool kve_ranks_attached(const struct kve_ranks *ranks);
 /* Acknowledgements that are missing. */

@@ -10,28 +10,17 @@
  * computed or was given is judged against the weights the engine holds at that moment; only a
  * request kept across an update goes on with blocks of the old weights, and only for itself.
  */
-#include "ranks.h"
+#include "request.h"
 
 #include "base/assert.h"
 #include "base/faults.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks that one request computes in one step. */
-#define BLOCKS_PER_STEP 8
-
-#define COUNT(request, counter, n)                                                                 \
-    do {                                                                                           \
-        (request)->engine->counts.counter += (n);                                                  \
-        (request)->run->counts.counter += (n);                                                     \
-    } while (0)
-
 static uint64_t key_of(const struct kve_request *request, uint32_t i)
 {
-    return request->trace->blocks[i];
+    return request->slots[i].key;
 }
 
 static bool same_token(kvplane_token a, kvplane_token b)
@@ -51,18 +40,19 @@ static bool frozen(const struct kve_engine *engine)
 
 /* ---- bytes ---- */
 
-static struct kve_block_of block_of(const struct kve_request *request, uint32_t i)
+struct kve_block_of kve_request_block(const struct kve_request *request, uint32_t i)
 {
+    uint32_t tokens = kve_block_tokens(&request->engine->options);
+
     return (struct kve_block_of){
         .key = key_of(request, i),
-        .placement = key_of(request, (uint32_t)kvplane_placement(i, KVE_TRACE_BLOCK_TOKENS)),
+        .placement = key_of(request, (uint32_t)kvplane_placement(i, tokens)),
         .weights = request->slots[i].weights,
         .block = request->slots[i].block,
     };
 }
 
-/* The other ranks do the same with their parts of the engine's scratch blocks. */
-static bool tell_ranks(struct kve_request *request, enum kve_rank_command command, uint32_t n)
+bool kve_request_tell_ranks(struct kve_request *request, enum kve_rank_command command, uint32_t n)
 {
     struct kve_engine *engine = request->engine;
     uint32_t others = kve_ranks_count(engine->ranks);
@@ -72,7 +62,7 @@ static bool tell_ranks(struct kve_request *request, enum kve_rank_command comman
     }
     if (kve_ranks_tell(engine->ranks, command, request->number, 0, request->token, engine->blocks,
                        n) != KVB_OK) {
-        COUNT(request, errors, 1);
+        KVE_COUNT(request, errors, 1);
         return false;
     }
     request->unacked += others;
@@ -82,69 +72,31 @@ static bool tell_ranks(struct kve_request *request, enum kve_rank_command comman
 /* ... with the blocks of slots [0, n). */
 static void check_on_ranks(struct kve_request *request, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        request->engine->blocks[i] = block_of(request, i);
-    }
-    (void)tell_ranks(request, KVE_RANK_CHECK, n);
-}
-
-static void tell_story(const struct kve_request *request, uint32_t i, const char *where,
-                       uint64_t weights, const struct kve_finding *finding)
-{
-    struct kve_engine *engine = request->engine;
-    char whose[64] = "";
-
-    if (engine->story[0] != '\0') {
+    if (request->engine->computer->judge == NULL) {
         return;
     }
-    if (finding->verdict == KVE_STALE) {
-        snprintf(whose, sizeof whose, ", the bytes of weights %" PRIu64, finding->weights);
-    } else if (finding->poison) {
-        snprintf(whose, sizeof whose, ", nothing was ever written there");
+    for (uint32_t i = 0; i < n; i++) {
+        request->engine->blocks[i] = kve_request_block(request, i);
     }
-    snprintf(
-        engine->story, sizeof engine->story,
-        "%s: instance %s, request %" PRIu64 " (trace %" PRIu32 "), block %" PRIu32 " of %" PRIu32
-        ", key b%016" PRIx64 ", read from %s, should be of weights %" PRIu64
-        ": byte %zu is 0x%02x, expected 0x%02x, %zu of %zu bytes are wrong%s; kv_cache generation "
-        "%" PRIu64 ", begun under token %016" PRIx64 ", now %016" PRIx64,
-        kve_verdict_text(finding->verdict), engine->options.instance, request->number,
-        request->index, i, request->trace->nblocks, key_of(request, i), where, weights,
-        finding->offset, finding->got, finding->expected, finding->bad_bytes,
-        kve_parts_bytes(&engine->options), whose, engine->kv_cache.generation, request->token.hi,
-        kvplane_get_token(engine->kv).hi);
+    (void)kve_request_tell_ranks(request, KVE_RANK_CHECK, n);
 }
 
-/* True: the bytes of this rank's part are right. */
 static bool judge(struct kve_request *request, uint32_t i, const char *where)
 {
-    struct kve_engine *engine = request->engine;
-    const struct kve_block_of what = block_of(request, i);
-    struct kve_finding finding;
-    enum kve_verdict verdict = kve_parts_judge(engine, &what, &finding);
+    const struct kve_computer *computer = request->engine->computer;
 
-    if (engine->kv_cache.fd < 0) {
-        where = "memory that is not mapped";
-    }
-    COUNT(request, blocks_checked, 1);
-    if (verdict == KVE_GOOD) {
-        return true;
-    }
-    COUNT(request, stale, verdict == KVE_STALE);
-    COUNT(request, torn, verdict == KVE_TORN);
-    tell_story(request, i, where, what.weights, &finding);
-    return false;
+    return computer->judge == NULL || computer->judge(request, i, where);
 }
 
 /* ---- beginning and ending ---- */
 
 static void give_back(struct kve_request *request)
 {
-    for (uint32_t i = 0; i < request->trace->nblocks; i++) {
+    for (uint32_t i = 0; i < request->nslots; i++) {
         if (request->slots[i].block != KVE_NO_BLOCK) {
             kve_pool_release(request->engine->pool, request->slots[i].block);
         }
-        request->slots[i] = (struct kve_slot){.block = KVE_NO_BLOCK};
+        request->slots[i] = (struct kve_slot){.block = KVE_NO_BLOCK, .key = key_of(request, i)};
     }
 }
 
@@ -157,31 +109,52 @@ static void note_stalled(struct kve_run *run)
     }
 }
 
+static void destroy(struct kve_request *request)
+{
+    free(request->results);
+    free(request->generation);
+    free(request);
+}
+
+static void destroy_run(struct kve_run *run)
+{
+    json_decref(run->unfinished);
+    json_decref(run->outputs);
+    free(run);
+}
+
+void kve_request_stall(struct kve_request *request)
+{
+    if (!request->stalled) {
+        request->stalled = true;
+        request->run->stalled++;
+        note_stalled(request->run);
+    }
+}
+
 static void end(struct kve_request *request)
 {
     struct kve_run *run = request->run;
 
     give_back(request);
     kvb_list_remove(&request->link);
-    free(request->results);
-    free(request);
+    destroy(request);
     if (--run->left > 0) {
         note_stalled(run);
         return;
     }
     kvb_list_remove(&run->link);
     run->done(run->arg, run);
-    json_decref(run->unfinished);
-    free(run);
+    destroy_run(run);
 }
 
-static void end_aborted(struct kve_request *request)
+void kve_request_abort(struct kve_request *request)
 {
     json_t *index = json_integer((json_int_t)request->index);
 
-    COUNT(request, aborted, 1);
+    KVE_COUNT(request, aborted, 1);
     if (index == NULL || json_array_append_new(request->run->unfinished, index) != 0) {
-        COUNT(request, errors, 1);
+        KVE_COUNT(request, errors, 1);
     }
     end(request);
 }
@@ -191,7 +164,7 @@ static void begin_anew(struct kve_request *request)
     struct kve_engine *engine = request->engine;
 
     give_back(request);
-    COUNT(request, preempted, 1);
+    KVE_COUNT(request, preempted, 1);
     request->again = false;
     request->state = KVE_WAITING;
     kvb_list_remove(&request->link);
@@ -203,7 +176,7 @@ static void begin_anew(struct kve_request *request)
 static bool overtaken(struct kve_request *request)
 {
     if (request->dead) {
-        end_aborted(request);
+        kve_request_abort(request);
         return true;
     }
     if (request->again) {
@@ -231,7 +204,7 @@ static uint32_t find_local(struct kve_request *request)
     if (!request->use_cache || engine->cache_closed) {
         return 0;
     }
-    for (; n < request->trace->nblocks; n++) {
+    for (; n < request->nfindable; n++) {
         uint32_t block = kve_pool_find(engine->pool, key_of(request, n));
         if (block == KVE_NO_BLOCK) {
             break;
@@ -240,7 +213,8 @@ static uint32_t find_local(struct kve_request *request)
             kve_pool_release(engine->pool, block);
             break;
         }
-        request->slots[n] = (struct kve_slot){.block = block, .from = KVE_FROM_CACHE};
+        request->slots[n].block = block;
+        request->slots[n].from = KVE_FROM_CACHE;
     }
     return n;
 }
@@ -249,8 +223,11 @@ static uint32_t find_local(struct kve_request *request)
 static bool begin(struct kve_request *request)
 {
     struct kve_engine *engine = request->engine;
-    uint32_t n = request->trace->nblocks;
 
+    if (engine->computer->begin != NULL) {
+        engine->computer->begin(request);
+    }
+    uint32_t n = request->nblocks;
     request->token = kvplane_get_token(engine->kv);
     request->nlocal = find_local(request);
     if (kve_pool_available(engine->pool) < n - request->nlocal) {
@@ -260,9 +237,9 @@ static bool begin(struct kve_request *request)
     for (uint32_t i = request->nlocal; i < n; i++) {
         request->slots[i].block = kve_pool_alloc(engine->pool);
     }
-    COUNT(request, blocks, request->counted ? 0 : n);
+    KVE_COUNT(request, blocks, request->counted ? 0 : request->nprompt);
     request->counted = true;
-    COUNT(request, local_hits, request->nlocal);
+    KVE_COUNT(request, local_hits, request->nlocal);
     for (uint32_t i = 0; i < request->nlocal; i++) {
         request->slots[i].weights = kve_weights_held(engine);
         (void)judge(request, i, "the local prefix cache");
@@ -270,8 +247,9 @@ static bool begin(struct kve_request *request)
     check_on_ranks(request, request->nlocal);
     request->nhit = 0;
     request->ncomputed = 0;
-    request->state =
-        request->nlocal < n && kve_engine_attached(engine) ? KVE_NEED_LOOKUP : KVE_RUNNING;
+    request->state = request->nlocal < request->nfindable && kve_engine_attached(engine)
+                         ? KVE_NEED_LOOKUP
+                         : KVE_RUNNING;
     kvb_list_remove(&request->link);
     kvb_list_push_back(&engine->active, &request->link);
     engine->nwaiting--;
@@ -297,7 +275,7 @@ static enum kve_miss miss_of(int result)
 
 static void missed(struct kve_request *request, int result, uint32_t n)
 {
-    COUNT(request, missed[miss_of(result)], n);
+    KVE_COUNT(request, missed[miss_of(result)], n);
 }
 
 static bool caught(int result)
@@ -309,12 +287,12 @@ static bool caught(int result)
 static void on_lookup(void *arg, int result, const uint32_t *hits, size_t ngroups)
 {
     struct kve_request *request = arg;
-    uint32_t asked = request->trace->nblocks - request->nlocal;
+    uint32_t asked = request->nfindable - request->nlocal;
     uint32_t found = result == KVPLANE_OK && ngroups == 1 ? hits[0] : 0;
 
-    COUNT(request, looked_up, asked);
+    KVE_COUNT(request, looked_up, asked);
     if (found > asked) {
-        COUNT(request, errors, 1);
+        KVE_COUNT(request, errors, 1);
         found = asked;
     }
     missed(request, result == KVPLANE_OK ? KVPLANE_ERR_NOT_FOUND : result, asked - found);
@@ -346,13 +324,13 @@ static void get_ended(struct kve_request *request)
     for (uint32_t i = 0; i < request->nhit; i++) {
         struct kve_slot *slot = &request->slots[request->nlocal + i];
         int result = request->results[i];
-        COUNT(request, caught, caught(result));
+        KVE_COUNT(request, caught, caught(result));
         if (result != KVPLANE_OK && result != KVE_RANK_BAD) {
             missed(request, result, 1);
             continue;
         }
-        COUNT(request, hits, 1);
-        COUNT(request, bytes_got, engine->options.block_bytes * engine->options.pp);
+        KVE_COUNT(request, hits, 1);
+        KVE_COUNT(request, bytes_got, engine->options.block_bytes * engine->options.pp);
         if (request->dead || request->again) {
             continue; /* it came, and nobody reads it */
         }
@@ -381,11 +359,12 @@ static void put_ended(struct kve_request *request)
     for (size_t i = 0; i < request->ncomputed; i++) {
         int result = request->results[i];
         bool stored = result == KVPLANE_OK || result == KVPLANE_ERR_EXISTS;
-        COUNT(request, stored, stored);
-        COUNT(request, bytes_put, result == KVPLANE_OK ? options->block_bytes * options->pp : 0);
-        COUNT(request, put_fenced, result == KVPLANE_ERR_FENCED);
-        COUNT(request, put_dropped, !stored && result != KVPLANE_ERR_FENCED);
-        COUNT(request, caught, caught(result));
+        KVE_COUNT(request, stored, stored);
+        KVE_COUNT(request, bytes_put,
+                  result == KVPLANE_OK ? options->block_bytes * options->pp : 0);
+        KVE_COUNT(request, put_fenced, result == KVPLANE_ERR_FENCED);
+        KVE_COUNT(request, put_dropped, !stored && result != KVPLANE_ERR_FENCED);
+        KVE_COUNT(request, caught, caught(result));
     }
     end_if_all_is_told(request);
 }
@@ -439,9 +418,9 @@ void kve_request_told(struct kve_engine *engine, const struct kve_rank_message *
         engine->counts.torn += message->torn;
         return;
     }
-    COUNT(request, blocks_checked, message->checked);
-    COUNT(request, stale, message->stale);
-    COUNT(request, torn, message->torn);
+    KVE_COUNT(request, blocks_checked, message->checked);
+    KVE_COUNT(request, stale, message->stale);
+    KVE_COUNT(request, torn, message->torn);
     if (message->command == KVE_RANK_ACK) {
         request->unacked--;
         end_if_all_is_told(request);
@@ -461,7 +440,7 @@ static uint32_t choose(struct kve_request *request, uint32_t from, uint32_t n, u
 
     for (uint32_t i = from; i < from + n; i++) {
         if (request->slots[i].from == wanted_from) {
-            request->engine->blocks[chosen++] = block_of(request, i);
+            request->engine->blocks[chosen++] = kve_request_block(request, i);
         }
     }
     return chosen;
@@ -487,7 +466,7 @@ static int ask_transfer(struct kve_request *request, bool get, uint32_t n)
     free(request->results);
     request->results = results;
     request->left = 1;
-    if (tell_ranks(request, get ? KVE_RANK_GET : KVE_RANK_PUT, n)) {
+    if (kve_request_tell_ranks(request, get ? KVE_RANK_GET : KVE_RANK_PUT, n)) {
         request->left += kve_ranks_count(engine->ranks);
     } else {
         for (uint32_t i = 0; i < n; i++) {
@@ -500,11 +479,11 @@ static int ask_transfer(struct kve_request *request, bool get, uint32_t n)
 static int ask_lookup(struct kve_request *request)
 {
     struct kve_engine *engine = request->engine;
-    uint32_t n = request->trace->nblocks - request->nlocal;
+    uint32_t n = request->nfindable - request->nlocal;
     struct kvplane_keys group = {.keys = engine->keys, .nkeys = n};
 
     for (uint32_t i = 0; i < n; i++) {
-        const struct kve_block_of what = block_of(request, request->nlocal + i);
+        const struct kve_block_of what = kve_request_block(request, request->nlocal + i);
         struct kvplane_key *key = &engine->keys[i];
         key->key = engine->key_text[2 * i];
         key->len = kve_parts_key(what.key, engine->key_text[2 * i]);
@@ -527,42 +506,6 @@ static int ask_get(struct kve_request *request)
 
 /* ---- the rest, and what becomes of it ---- */
 
-static uint32_t missing(const struct kve_request *request)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < request->trace->nblocks; i++) {
-        n += request->slots[i].from == KVE_FROM_NOWHERE;
-    }
-    return n;
-}
-
-static void compute(struct kve_request *request)
-{
-    struct kve_engine *engine = request->engine;
-    uint64_t weights = kve_weights_held(engine);
-    uint32_t half = (missing(request) + request->ncomputed + 1) / 2, done = 0;
-
-    for (uint32_t i = 0; i < request->trace->nblocks && done < BLOCKS_PER_STEP; i++) {
-        struct kve_slot *slot = &request->slots[i];
-
-        if (slot->from != KVE_FROM_NOWHERE) {
-            continue;
-        }
-        if (request->stall && request->ncomputed >= half) {
-            break;
-        }
-        slot->from = KVE_FROM_COMPUTE;
-        slot->weights = weights;
-        engine->blocks[done] = block_of(request, i);
-        kve_parts_fill(engine, &engine->blocks[done]);
-        request->ncomputed++;
-        done++;
-        COUNT(request, computed, 1);
-    }
-    (void)tell_ranks(request, KVE_RANK_FILL, done);
-}
-
 static void leave_to_cache(struct kve_request *request, uint32_t i)
 {
     struct kve_engine *engine = request->engine;
@@ -580,26 +523,28 @@ static void leave_to_cache(struct kve_request *request, uint32_t i)
 }
 
 /* The last step reads all of the prompt's blocks, as attention does. */
-static void finish(struct kve_request *request)
+void kve_request_finish(struct kve_request *request)
 {
     struct kve_engine *engine = request->engine;
     bool current = same_token(request->token, kvplane_get_token(engine->kv));
 
-    check_on_ranks(request, request->trace->nblocks);
-    for (uint32_t i = 0; i < request->trace->nblocks; i++) {
+    check_on_ranks(request, request->nblocks);
+    for (uint32_t i = 0; i < request->nblocks; i++) {
+        if (request->slots[i].from == KVE_FROM_NOWHERE) {
+            continue; /* it is not full */
+        }
         (void)judge(request, i, "its own blocks");
         if (current && !engine->cache_closed) {
             leave_to_cache(request, i);
         }
     }
-    COUNT(request, requests, 1);
+    KVE_COUNT(request, requests, 1);
     request->state = KVE_NEED_PUT;
 }
 
 static int ask_put(struct kve_request *request)
 {
-    return ask_transfer(request, false,
-                        choose(request, 0, request->trace->nblocks, KVE_FROM_COMPUTE));
+    return ask_transfer(request, false, choose(request, 0, request->nblocks, KVE_FROM_COMPUTE));
 }
 
 /* ---- the turn ---- */
@@ -614,38 +559,17 @@ static void try_ask(struct kve_request *request, int (*ask)(struct kve_request *
         request->state = asked;
     } else if (result != KVPLANE_ERR_AGAIN) {
         if (without == KVE_STORING) {
-            COUNT(request, put_dropped, request->ncomputed);
+            KVE_COUNT(request, put_dropped, request->ncomputed);
             request->state = KVE_STORING;
             end_if_all_is_told(request);
             return;
         }
-        COUNT(request, looked_up,
-              asked == KVE_LOOKUP ? request->trace->nblocks - request->nlocal : 0);
+        KVE_COUNT(request, looked_up,
+                  asked == KVE_LOOKUP ? request->nfindable - request->nlocal : 0);
         missed(request, result,
-               asked == KVE_LOOKUP ? request->trace->nblocks - request->nlocal : request->nhit);
+               asked == KVE_LOOKUP ? request->nfindable - request->nlocal : request->nhit);
         request->state = without;
     }
-}
-
-static void step(struct kve_request *request, bool *more_p)
-{
-    if (request->stall) {
-        uint32_t before = request->ncomputed;
-        compute(request);
-        if (request->ncomputed > before) {
-            *more_p = true;
-        } else if (!request->stalled) {
-            request->stalled = true;
-            request->run->stalled++;
-            note_stalled(request->run);
-        }
-        return;
-    }
-    compute(request);
-    if (missing(request) == 0) {
-        finish(request);
-    }
-    *more_p = true;
 }
 
 static void turn_one(struct kve_request *request, bool *more_p)
@@ -671,12 +595,12 @@ static void turn_one(struct kve_request *request, bool *more_p)
             return;
         }
         if (kve_weights_held(engine) == 0) {
-            COUNT(request, errors, 1); /* the trainer resumed an engine without weights */
-            end_aborted(request);
+            KVE_COUNT(request, errors, 1); /* the trainer resumed an engine without weights */
+            kve_request_abort(request);
             *more_p = true; /* its place is free */
             return;
         }
-        step(request, more_p);
+        engine->computer->step(request, more_p);
         return;
     case KVE_NEED_PUT:
         if (request->ncomputed == 0) {
@@ -701,7 +625,7 @@ static uint32_t running(const struct kve_engine *engine)
     kvb_list_each(&engine->active, link)
     {
         const struct kve_request *request = kvb_container_of(link, struct kve_request, link);
-        n += request->state != KVE_STORING && request->state != KVE_NEED_PUT;
+        n += !kve_request_finished(request);
     }
     return n;
 }
@@ -713,6 +637,9 @@ void kve_requests_turn(struct kve_engine *engine, bool *more_p)
     kvb_list_each(&engine->active, link)
     {
         turn_one(kvb_container_of(link, struct kve_request, link), more_p);
+    }
+    if (engine->computer->turn != NULL) {
+        engine->computer->turn(engine, more_p);
     }
     if (engine->paused || !resident(engine)) {
         return;
@@ -733,7 +660,7 @@ static bool in_transfer(const struct kve_request *request)
     return request->state == KVE_LOOKUP || request->state == KVE_LOADING;
 }
 
-static bool finished(const struct kve_request *request)
+bool kve_request_finished(const struct kve_request *request)
 {
     return request->state == KVE_NEED_PUT || request->state == KVE_STORING;
 }
@@ -745,7 +672,7 @@ uint32_t kve_requests_abort(struct kve_engine *engine)
     kvb_list_each(&engine->active, link)
     {
         struct kve_request *request = kvb_container_of(link, struct kve_request, link);
-        if (finished(request) || request->dead) {
+        if (kve_request_finished(request) || request->dead) {
             continue;
         }
         n++;
@@ -756,15 +683,28 @@ uint32_t kve_requests_abort(struct kve_engine *engine)
         if (request->state == KVE_NEED_GET) {
             (void)kvplane_discard(engine->kv, request->number);
         }
-        end_aborted(request);
+        kve_request_abort(request);
     }
     kvb_list_each(&engine->waiting, link)
     {
         n++;
         engine->nwaiting--;
-        end_aborted(kvb_container_of(link, struct kve_request, link));
+        kve_request_abort(kvb_container_of(link, struct kve_request, link));
     }
     return n;
+}
+
+void kve_request_preempt(struct kve_request *request)
+{
+    if (in_transfer(request)) {
+        /* The control for a missing drain is an engine that still counts on its loads. */
+        request->again = !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED);
+        return;
+    }
+    if (request->state == KVE_NEED_GET) {
+        (void)kvplane_discard(request->engine->kv, request->number);
+    }
+    begin_anew(request);
 }
 
 void kve_requests_preempt(struct kve_engine *engine)
@@ -772,18 +712,9 @@ void kve_requests_preempt(struct kve_engine *engine)
     kvb_list_each(&engine->active, link)
     {
         struct kve_request *request = kvb_container_of(link, struct kve_request, link);
-        if (finished(request) || request->dead) {
-            continue;
+        if (!kve_request_finished(request) && !request->dead) {
+            kve_request_preempt(request);
         }
-        if (in_transfer(request)) {
-            /* The control for a missing drain is an engine that still counts on its loads. */
-            request->again = !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED);
-            continue;
-        }
-        if (request->state == KVE_NEED_GET) {
-            (void)kvplane_discard(engine->kv, request->number);
-        }
-        begin_anew(request);
     }
 }
 
@@ -812,7 +743,7 @@ bool kve_requests_idle(const struct kve_engine *engine, enum kvplane_pause_mode 
     kvb_list_each(&engine->active, link)
     {
         const struct kve_request *request = kvb_container_of(link, struct kve_request, link);
-        bool wanted = !request->dead && !request->again && !finished(request);
+        bool wanted = !request->dead && !request->again && !kve_request_finished(request);
         if (mode == KVPLANE_PAUSE_KEEP) {
             wanted = wanted && in_transfer(request) && !kvb_fault_all(KVB_FAULT_DRAIN_SKIPPED);
         }
@@ -831,7 +762,7 @@ void kve_requests_load(const struct kve_engine *engine, uint32_t *running_p, uin
     kvb_list_each(&engine->active, link)
     {
         const struct kve_request *request = kvb_container_of(link, struct kve_request, link);
-        if (request->dead || finished(request)) {
+        if (request->dead || kve_request_finished(request)) {
             continue;
         }
         run += !in_transfer(request);
@@ -851,27 +782,41 @@ void kve_requests_destroy(struct kve_engine *engine)
         {
             struct kve_request *request = kvb_container_of(link, struct kve_request, link);
             kvb_list_remove(&request->link);
-            free(request->results);
-            free(request);
+            destroy(request);
         }
     }
     kvb_list_each(&engine->runs, link)
     {
         struct kve_run *run = kvb_container_of(link, struct kve_run, link);
         kvb_list_remove(&run->link);
-        json_decref(run->unfinished);
-        free(run);
+        destroy_run(run);
     }
 }
 
 /* ---- asking ---- */
 
-static struct kve_request *create_request(struct kve_engine *engine, struct kve_run *run,
-                                          uint32_t index, bool use_cache, bool stall)
+struct kve_run *kve_run_create(kve_run_fn done, kve_run_fn stalled_fn, void *arg)
 {
-    const struct kve_trace_request *trace = &engine->options.trace->requests[index];
-    struct kve_request *request =
-        calloc(1, sizeof *request + trace->nblocks * sizeof(struct kve_slot));
+    struct kve_run *run = calloc(1, sizeof *run);
+
+    if (run == NULL) {
+        return NULL;
+    }
+    run->unfinished = json_array();
+    if (run->unfinished == NULL) {
+        free(run);
+        return NULL;
+    }
+    run->done = done;
+    run->stalled_fn = stalled_fn;
+    run->arg = arg;
+    return run;
+}
+
+struct kve_request *kve_request_create(struct kve_engine *engine, struct kve_run *run,
+                                       struct kvb_list *fresh, uint32_t index, uint32_t nslots)
+{
+    struct kve_request *request = calloc(1, sizeof *request + nslots * sizeof(struct kve_slot));
 
     if (request == NULL) {
         return NULL;
@@ -881,13 +826,33 @@ static struct kve_request *create_request(struct kve_engine *engine, struct kve_
     request->number = engine->next_number++;
     request->index = index;
     request->state = KVE_WAITING;
-    request->use_cache = use_cache;
-    request->stall = stall;
-    request->trace = trace;
-    for (uint32_t i = 0; i < trace->nblocks; i++) {
+    request->nslots = nslots;
+    for (uint32_t i = 0; i < nslots; i++) {
         request->slots[i].block = KVE_NO_BLOCK;
     }
+    kvb_list_push_back(fresh, &request->link);
+    run->left++;
     return request;
+}
+
+void kve_run_start(struct kve_engine *engine, struct kve_run *run, struct kvb_list *fresh)
+{
+    kvb_list_each(fresh, link)
+    {
+        kvb_list_remove(link);
+        kvb_list_push_back(&engine->waiting, link);
+    }
+    engine->nwaiting += run->left;
+    kvb_list_push_back(&engine->runs, &run->link);
+}
+
+void kve_run_drop(struct kve_run *run, struct kvb_list *fresh)
+{
+    kvb_list_each(fresh, link)
+    {
+        destroy(kvb_container_of(link, struct kve_request, link));
+    }
+    destroy_run(run);
 }
 
 kvb_status_t kve_engine_run(struct kve_engine *engine, const uint32_t *indexes, uint32_t first,
@@ -907,42 +872,27 @@ kvb_status_t kve_engine_run(struct kve_engine *engine, const uint32_t *indexes, 
             return KVB_ERR_INVALID;
         }
     }
-    run = calloc(1, sizeof *run);
+    run = kve_run_create(done, stalled_fn, arg);
     if (run == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    run->unfinished = json_array();
-    run->left = count;
-    run->done = done;
-    run->stalled_fn = stalled_fn;
-    run->arg = arg;
     kvb_list_init(&fresh);
-    for (uint32_t i = 0; i < count && run->unfinished != NULL; i++) {
-        struct kve_request *request =
-            create_request(engine, run, indexes != NULL ? indexes[i] : first + i, use_cache, stall);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t index = indexes != NULL ? indexes[i] : first + i;
+        const struct kve_trace_request *what = &trace->requests[index];
+        struct kve_request *request = kve_request_create(engine, run, &fresh, index, what->nblocks);
         if (request == NULL) {
-            break;
+            kve_run_drop(run, &fresh);
+            return KVB_ERR_NO_MEMORY;
         }
-        kvb_list_push_back(&fresh, &request->link);
-        run->left--;
-    }
-    if (run->left > 0) {
-        kvb_list_each(&fresh, link)
-        {
-            free(kvb_container_of(link, struct kve_request, link));
+        request->use_cache = use_cache;
+        request->stall = stall;
+        request->nblocks = request->nprompt = request->nfindable = what->nblocks;
+        for (uint32_t k = 0; k < what->nblocks; k++) {
+            request->slots[k].key = what->blocks[k];
         }
-        json_decref(run->unfinished);
-        free(run);
-        return KVB_ERR_NO_MEMORY;
     }
-    run->left = count;
-    kvb_list_each(&fresh, link)
-    {
-        kvb_list_remove(link);
-        kvb_list_push_back(&engine->waiting, link);
-    }
-    engine->nwaiting += count;
-    kvb_list_push_back(&engine->runs, &run->link);
+    kve_run_start(engine, run, &fresh);
     *run_p = run;
     return KVB_OK;
 }

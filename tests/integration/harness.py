@@ -231,8 +231,14 @@ class Engine(Process):
         return self.wait(self.command("run", first=first, count=count, **fields))
 
     def wait(self, number, deadline_s=60):
-        done = self.event("done", id=number, deadline_s=deadline_s)
-        return done["counts"]
+        return self.done(number, deadline_s)["counts"]
+
+    def done(self, number, deadline_s=60):
+        return self.event("done", id=number, deadline_s=deadline_s)
+
+    def generate(self, prompts, max_tokens, **fields):
+        """An engine with --model continues these prompts; all that it tells of it."""
+        return self.done(self.command("generate", prompts=prompts, max_tokens=max_tokens, **fields))
 
     def stats(self):
         return self.event("stats", id=self.command("stats"))["stats"]
@@ -405,6 +411,13 @@ class Case(unittest.TestCase):
         if attach:
             engine.event("attached")
         return engine
+
+    def named(self, daemon, *names):
+        """These instances share under the name of their weights."""
+        for name in names:
+            for state in ("shared", "open"):
+                until(f"{name} {state}", lambda n=name, s=state: daemon.metric(
+                    f"kvplane_instance_{s}", instance=n) == 1)
 
     def clean(self, *processes):
         """They end as they should: exit 0, nothing on stderr from a sanitizer."""

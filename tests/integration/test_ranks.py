@@ -55,12 +55,6 @@ def judged(case, counts):
 
 
 class Ranks(harness.Case):
-    def named(self, daemon, *names):
-        for name in names:
-            for state in ("shared", "open"):
-                harness.until(f"{name} {state}", lambda n=name, s=state: daemon.metric(
-                    f"kvplane_instance_{s}", instance=n) == 1)
-
     def memfds(self, process, pids, name):
         """Bytes of the engine's memory that anybody still has mapped or open, by inode."""
         found = set()

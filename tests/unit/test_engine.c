@@ -635,14 +635,14 @@ Test(engine, every_update_call_has_its_effect)
 
     cr_assert_eq(relay("init_weight_transfer_engine", "{\"init_info\":{}}")->result, KVPLANE_OK);
     cr_assert_eq(engine->transfers, 1);
-    kve_weights_fingerprint(engine, before);
+    engine->computer->fingerprint(engine, before);
     cr_assert_not(relay("start_weight_update", "{}")->written);
     fake.callbacks->state(fake.ctx, &state);
     cr_assert(state.weight_change_running);
     cr_assert_not(state.weights_written);
     cr_assert(relay("update_weights", "{\"update_info\":{}}")->written);
     cr_assert_eq(kve_weights_held(engine), 2, "no id given: the next one");
-    kve_weights_fingerprint(engine, after);
+    engine->computer->fingerprint(engine, after);
     cr_assert_str_neq(before, after);
     fake.callbacks->state(fake.ctx, &state);
     cr_assert(state.weights_written);
