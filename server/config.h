@@ -61,7 +61,8 @@
       "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, in seconds")                                           \
     X(share_drain_bound, TIME, "share-drain-bound", "20s", "0s 24h",                               \
       "a daemon that is asked to end waits so long for the readers of its share in a cluster")     \
-    X(transfer_bound, TIME, "transfer-bound", "60s", "1ms 1h", "one batch of puts or gets")        \
+    X(transfer_bound, TIME, "transfer-bound", "60s", "1ms 1h",                                     \
+      "one batch of puts or gets; also GPU memory to be had, or let go of, for a rank")            \
     X(node_bound, TIME, "node-bound", "5s", "100ms 10m",                                           \
       "a store node that has not answered a put or get by then, beside the time for its bytes, "   \
       "has failed; a lookup by a tenth of it")                                                     \

@@ -735,6 +735,7 @@ static void on_moved(struct kvb_event *event)
         return;
     }
     if (!instance->attached) {
+        kvp_op_say(op, "%s: repeat when the engine has attached again", instance->message);
         kvp_op_step_done(op, KVB_ERR_DISCONNECTED);
         return;
     }

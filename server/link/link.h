@@ -40,7 +40,7 @@ struct kvp_link_config {
     uint32_t sessions_max;
     uint32_t queue_max;   /* tasks accepted and not begun, in each queue of each session */
     uint32_t running_max; /* tasks begun, in each queue of each session */
-    uint64_t transfer_ms; /* bound of one task once begun */
+    uint64_t transfer_ms; /* bound of one task once begun, and until a device must have a region */
     uint64_t abort_ms;    /* the same once it was asked to stop */
     /* May an engine claim this tenant? NULL: any. reason: at least 256 bytes. */
     bool (*tenant_allowed)(void *ctx, const char *tenant, char *reason, size_t reason_cap);

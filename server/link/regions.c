@@ -12,8 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define REGISTER_MS 60000u /* until a device must have got hold of a region */
-
 /*
  * A slot is a number of the engine's; it remembers the tag and the highest generation for as long
  * as the rank lives. A region is one hand-over of it: at most one is the slot's present one, others
@@ -187,8 +185,9 @@ static void on_region_registered(void *arg, struct kvt_region *memory, kvb_statu
 static kvb_status_t start_register(struct kvp_region *region)
 {
     const struct kvb_clock *clock = region->rank->sched->clock;
-    return kvt_region_register_start(region->memory, kvb_deadline_in_ms(clock, REGISTER_MS),
-                                     on_region_registered, region);
+    return kvt_region_register_start(
+        region->memory, kvb_deadline_in_ms(clock, region->rank->owner->config.transfer_ms),
+        on_region_registered, region);
 }
 
 /* A region of this slot from a descriptor, not registered. Takes fd. */

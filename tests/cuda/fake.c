@@ -72,8 +72,9 @@ static _Thread_local int current; /* device + 1 */
 static bool counts(enum fake_cuda_call call)
 {
     unsigned only = atomic_load(&control->only);
+    int victim = atomic_load(&control->victim);
     return atomic_load(&control->spared) != (int)getpid() &&
-           (only == 0 || only == (unsigned)call + 1);
+           (victim == 0 || victim == (int)getpid()) && (only == 0 || only == (unsigned)call + 1);
 }
 
 static bool burns(enum fake_cuda_call call)
@@ -92,6 +93,8 @@ static bool burns(enum fake_cuda_call call)
     }
     return left > 0;
 }
+
+#define SKIPPED ((CUresult)-1)
 
 static CUresult enter(enum fake_cuda_call call)
 {
@@ -116,6 +119,8 @@ static CUresult enter(enum fake_cuda_call call)
         case FAKE_CUDA_DIE:
             (void)raise(SIGKILL);
             break;
+        case FAKE_CUDA_SKIP:
+            return SKIPPED;
         }
     }
     return sticky;
@@ -124,7 +129,7 @@ static CUresult enter(enum fake_cuda_call call)
 #define ENTER(member)                                                                              \
     CUresult entered = enter(FAKE_CUDA_##member);                                                  \
     if (entered != CUDA_SUCCESS) {                                                                 \
-        return entered;                                                                            \
+        return entered == SKIPPED ? CUDA_SUCCESS : entered;                                        \
     }
 
 static CUresult misuse(void)
@@ -259,6 +264,7 @@ static CUresult fake_context_retain(CUcontext *context, CUdevice device)
         result = contexts[device].fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     }
     if (result == CUDA_SUCCESS) {
+        (void)atomic_fetch_add(&control->contexts, contexts[device].users == 0);
         contexts[device].users++;
         *context = (CUcontext)(uintptr_t)(unsigned)(device + 1);
     }
@@ -276,6 +282,7 @@ static CUresult fake_context_release(CUdevice device)
     bool held = contexts[device].users > 0;
     if (held && --contexts[device].users == 0) {
         (void)close(contexts[device].fd);
+        (void)atomic_fetch_sub(&control->contexts, 1);
     }
     (void)pthread_mutex_unlock(&lock);
     return held ? CUDA_SUCCESS : misuse();
@@ -330,6 +337,7 @@ static CUresult new_handle(CUmemGenericAllocationHandle *handle, int fd, size_t 
             handles[i] = (struct allocation){.used = true, .fd = fd, .size = size};
             *handle = i + 1;
             result = CUDA_SUCCESS;
+            (void)atomic_fetch_add(&control->handles, 1);
             break;
         }
     }
@@ -399,6 +407,7 @@ static CUresult fake_mem_release(CUmemGenericAllocationHandle handle)
     if (found) {
         (void)close(allocation->fd);
         allocation->used = false;
+        (void)atomic_fetch_sub(&control->handles, 1);
     }
     (void)pthread_mutex_unlock(&lock);
     return found ? CUDA_SUCCESS : misuse();
@@ -555,6 +564,7 @@ static CUresult fake_mem_reserve(CUdeviceptr *address, size_t size, size_t align
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *address = (uintptr_t)all;
+    (void)atomic_fetch_add(&control->addresses, 1);
     return CUDA_SUCCESS;
 }
 
@@ -567,6 +577,7 @@ static CUresult fake_mem_free(CUdeviceptr address, size_t size)
     if (ok) {
         (void)munmap((void *)range->at, size);
         range->size = 0;
+        (void)atomic_fetch_sub(&control->addresses, 1);
     }
     (void)pthread_mutex_unlock(&lock);
     return ok ? CUDA_SUCCESS : misuse();
@@ -596,6 +607,7 @@ static CUresult fake_mem_map(CUdeviceptr address, size_t size, size_t offset,
         }
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
+    (void)atomic_fetch_add(&control->mappings, result == CUDA_SUCCESS);
 out:
     (void)pthread_mutex_unlock(&lock);
     return result;
@@ -611,6 +623,7 @@ static CUresult fake_mem_unmap(CUdeviceptr address, size_t size)
         (void)munmap(range->bytes, size);
         (void)close(range->fd);
         range->size = 0;
+        (void)atomic_fetch_sub(&control->mappings, 1);
     }
     (void)pthread_mutex_unlock(&lock);
     return found ? CUDA_SUCCESS : misuse();
@@ -663,6 +676,7 @@ static CUresult fake_host_register(void *address, size_t size, unsigned flags)
     } else if (!add(registered, &(struct range){.at = (uintptr_t)address, .size = size})) {
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
+    (void)atomic_fetch_add(&control->pinned, result == CUDA_SUCCESS);
     (void)pthread_mutex_unlock(&lock);
     return result;
 }
@@ -676,6 +690,7 @@ static CUresult fake_host_unregister(void *address)
         if (registered[i].size != 0 && registered[i].at == (uintptr_t)address) {
             registered[i].size = 0;
             result = CUDA_SUCCESS;
+            (void)atomic_fetch_sub(&control->pinned, 1);
         }
     }
     (void)pthread_mutex_unlock(&lock);

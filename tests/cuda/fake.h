@@ -34,6 +34,7 @@ enum fake_cuda_action {
     FAKE_CUDA_POISON, /* the call answers `code`, and so does every later one of that process */
     FAKE_CUDA_HANG,   /* it never returns */
     FAKE_CUDA_DIE,    /* its process is killed there */
+    FAKE_CUDA_SKIP,   /* it answers success and does nothing: what it was to undo is forgotten */
 };
 
 #define FAKE_CUDA_MAGIC       0x46414b45u
@@ -55,9 +56,14 @@ struct fake_cuda_control {
     atomic_uint action;
     atomic_int code;
     atomic_int spared;
+    atomic_int victim; /* calls of any other process do not count, either; 0: of any */
     atomic_uint only;
     atomic_uint fired;      /* how often */
     atomic_uint fired_call; /* which */
+
+    /* The driver's own account: what exists now, of all processes. Of one that is killed, it stays:
+     * only the kernel knows then. */
+    atomic_int handles, addresses, mappings, contexts, pinned;
 
     atomic_uint paused; /* streams take nothing from their queues */
 

@@ -117,6 +117,7 @@ static inline bool cuda_rig_disarm(struct cuda_rig *rig)
     atomic_store(&rig->control->fuse, 0);
     atomic_store(&rig->control->burst, 0);
     atomic_store(&rig->control->only, 0);
+    atomic_store(&rig->control->victim, 0);
     return atomic_load(&rig->control->fired) > 0;
 }
 
