@@ -234,7 +234,7 @@ static bool joinable(const struct kvp_op *op)
 static bool cancelable(const struct kvp_op *op)
 {
     bool drains = op->ask.operation == KVP_OP_PAUSE || op->ask.operation == KVP_OP_SLEEP ||
-                  op->ask.operation == KVP_OP_RELEASE_KV;
+                  op->ask.operation == KVP_OP_RELEASE_KV || op->ask.operation == KVP_OP_RELEASE;
     return drains && !op->internal && !op->undoing && !op->no_return;
 }
 
@@ -355,6 +355,10 @@ static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *a
         }
         *id_p = shared->record.id;
         return KVB_OK;
+    }
+    if (ask->at_once && way == KVP_ADMIT_WAIT) {
+        *text_p = "another operation is running: try again later";
+        return KVB_ERR_BUSY;
     }
     if (way == KVP_ADMIT_FULL || (way == KVP_ADMIT_BESIDE && !relays_fit(instance, ask))) {
         *text_p = "too many operations are waiting: try again later";
