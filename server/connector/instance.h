@@ -58,6 +58,7 @@ struct kvp_ask {
                                          YES asks for it */
     bool reset_running_requests;      /* RESET */
     bool keep_pause; /* WAKE: a pause is not lifted (SGLang's resume_memory_occupation) */
+    bool wakes;      /* RESUME: what is not resident is woken first (Dynamo's) */
     bool at_once;    /* RESET: BUSY rather than wait for its turn (SGLang's flush_cache) */
     bool tags_given; /* WAKE, RELEASE: false = all. given but empty or unknown only: none */
     uint32_t ntags;

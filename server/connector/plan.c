@@ -274,9 +274,14 @@ static void plan_wake(const struct kvp_ask *ask, const struct kvp_situation *now
     }
 }
 
-static void plan_resume(const struct kvp_situation *now, struct kvp_plan *plan)
+static void plan_resume(const struct kvp_ask *ask, const struct kvp_situation *now,
+                        struct kvp_plan *plan)
 {
     const struct kvp_fsm *fsm = now->fsm;
+    if (!kvp_fsm_all_resident(fsm) && ask->wakes) {
+        plan_wake(ask, now, plan);
+        return;
+    }
     if (!kvp_fsm_all_resident(fsm)) {
         refuse(plan, KVB_ERR_BAD_STATE,
                "memory is not resident: POST /wake_up first, it also resumes");
@@ -339,7 +344,7 @@ void kvp_plan_make(const struct kvp_ask *ask, const struct kvp_situation *now,
         plan_pause(ask, now, plan_p);
         break;
     case KVP_OP_RESUME:
-        plan_resume(now, plan_p);
+        plan_resume(ask, now, plan_p);
         break;
     case KVP_OP_SLEEP:
         plan_sleep(ask, now, plan_p);

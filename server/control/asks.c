@@ -302,7 +302,8 @@ const char *kvp_ask_engine_call(const struct kvp_request *request, struct kvp_as
         if (ask->operation == KVP_OP_PAUSE) {
             return kvp_ask_pause(request, ask, param_p);
         }
-        if (ask->operation != KVP_OP_RESUME) {
+        ask->wakes = ask->operation == KVP_OP_RESUME;
+        if (!ask->wakes) {
             snprintf(ask->method, sizeof ask->method, "%s", calls[i].name);
         }
         return NULL;

@@ -276,6 +276,22 @@ Test(plan, release_by_tags_keeps_aside_what_is_not_kv)
     cr_assert(plan_of(&deep, &all).nothing_to_do); /* never brought up */
 }
 
+Test(plan, a_resume_that_wakes_brings_back_what_is_missing_first)
+{
+    struct kvp_ask resume = {.operation = KVP_OP_RESUME, .wakes = true};
+    struct kvp_fsm asleep =
+        fsm_of(KVB_DISCARDED, KVB_OFFLOADED, KVP_SCHEDULER_PAUSED,
+               (unsigned)KVP_STOPPED_BY_SLEEP | (unsigned)KVP_STOPPED_BY_PAUSE);
+    struct kvp_plan plan = plan_of(&asleep, &resume);
+    cr_assert_eq(plan.refused, KVB_OK);
+    cr_assert_eq(plan.nrestore, 2);
+    STEPS(plan, "RESTORE STATE REGISTER AWAKE CLOSE_AWAKE NAME RUN");
+    struct kvp_fsm paused =
+        fsm_of(KVB_RESIDENT, KVB_RESIDENT, KVP_SCHEDULER_PAUSED, KVP_STOPPED_BY_PAUSE);
+    plan = plan_of(&paused, &resume);
+    STEPS(plan, "STATE CLOSE_RESUME NAME RUN");
+}
+
 Test(plan, work_is_never_resumed_onto_memory_that_is_not_there)
 {
     struct kvp_ask resume = {.operation = KVP_OP_RESUME};
