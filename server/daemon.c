@@ -48,6 +48,7 @@ struct kvp_daemon {
     char url[KVP_ADDRESS_MAX];
     struct kvp_collect collect;
     struct kvb_timer stop_bound;
+    uint64_t told_ns; /* kvp_program_alive() */
     bool stopping;
     bool lets_go; /* of engines */
     bool leaves;  /* others still read the share */
@@ -75,8 +76,8 @@ static bool etcd_reachable(const struct kvp_daemon *daemon)
 
 static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
 {
-    (void)now_ns;
     struct kvp_daemon *daemon = ctx;
+    kvp_program_alive(now_ns, &daemon->told_ns);
     if (daemon->http != NULL) { /* whole */
         kvp_board_beat(daemon->board);
         kvp_collect_beat(&daemon->collect, daemon->fleet, lag_ns);
@@ -202,6 +203,7 @@ static void on_signalled(void *ctx, int signum)
         return;
     }
     daemon->stopping = true;
+    kvp_program_notify("STOPPING=1");
     kvp_board_stopping(daemon->board);
     kvp_control_close(daemon->control);
     struct kvb_sched *sched = kvp_loop_sched(daemon->loop);
@@ -396,6 +398,7 @@ kvb_status_t kvp_daemon_run(struct kvp_daemon *daemon)
             KVB_U64("store_bytes", daemon->config->store_bytes));
     (void)printf("kvplane ready %s\n", daemon->url);
     (void)fflush(stdout);
+    kvp_program_notify("READY=1");
     kvp_loop_run(daemon->loop);
     return daemon->ended;
 }

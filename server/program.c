@@ -15,9 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-enum { ENDPOINTS_MAX = 32 };
+enum {
+    ENDPOINTS_MAX = 32,
+    ALIVE_MS = 1000, /* between two signs of life for a watchdog */
+};
 
 static kvb_status_t choose_fault(const char *fault)
 {
@@ -64,6 +69,37 @@ kvb_status_t kvp_program_memory(uint64_t bytes)
         return KVB_ERR_NO_MEMORY;
     }
     return KVB_OK;
+}
+
+void kvp_program_notify(const char *state)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const char *path = getenv("NOTIFY_SOCKET");
+    size_t len = path == NULL ? 0 : strlen(path);
+    if (len < 2 || len >= sizeof address.sun_path || (path[0] != '/' && path[0] != '@')) {
+        return;
+    }
+    memcpy(address.sun_path, path, len);
+    if (path[0] == '@') {
+        address.sun_path[0] = '\0'; /* an abstract one */
+    }
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *)&address,
+                         (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len)) < 0) {
+        KVB_LOG_LIMITED(WARN, "the service manager cannot be told", KVB_STR("state", state),
+                        KVB_STR("NOTIFY_SOCKET", path), KVB_ERRNO(errno));
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+}
+
+void kvp_program_alive(uint64_t now_ns, uint64_t *told_ns)
+{
+    if (now_ns - *told_ns >= ALIVE_MS * KVB_NS_PER_MS && getenv("WATCHDOG_USEC") != NULL) {
+        *told_ns = now_ns;
+        kvp_program_notify("WATCHDOG=1");
+    }
 }
 
 /* ---- addresses ---- */

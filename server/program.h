@@ -16,6 +16,13 @@
 KVB_MUST_USE kvb_status_t kvp_program_begin(const char *log_level, const char *log_format,
                                             const char *fault);
 
+/* Tells a service manager that asked for it (systemd's Type=notify): READY=1, STOPPING=1. Nobody
+ * asked, or it does not listen (logged): nothing happens. Never waits. */
+void kvp_program_notify(const char *state);
+/* The main loop turns: for its watchdog, if it has set one. *told_ns: the caller keeps it, 0 at
+ * first. */
+void kvp_program_alive(uint64_t now_ns, uint64_t *told_ns);
+
 /* A share of so many bytes fits into this machine. NO_MEMORY: it does not; logged. */
 KVB_MUST_USE kvb_status_t kvp_program_memory(uint64_t bytes);
 

@@ -35,6 +35,7 @@ shellcheck dev .ci/run tests/rdma-vm/run "${scripts[@]}" || note "shellcheck"
 cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --enable=warning,portability \
     --suppress=ctuuninitvar --suppress=signConversion "${includes[@]}" \
     "${program[@]}" || note "cppcheck"
+tests/deploy/check.sh || note "deploy/"
 git grep -nE '\b(TODO|FIXME|XXX)\b' -- '*.c' '*.h' && note "a TODO without an issue"
 [ "$bad" -eq 0 ] && echo "lint: ok"
 exit "$bad"

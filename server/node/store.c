@@ -60,6 +60,7 @@ struct kvp_store {
     struct kvp_node_control *control;
     struct kvp_http *http;
     char url[KVP_ADDRESS_MAX];
+    uint64_t told_ns; /* kvp_program_alive() */
     /* leaving */
     bool going;
     struct kvp_leaving leaving;
@@ -100,6 +101,7 @@ static void drain(void *ctx)
         return;
     }
     atomic_store(&store->draining, true);
+    kvp_program_notify("STOPPING=1");
     store->record.draining = true;
     if (store->cluster != NULL) {
         kvp_cluster_drain(store->cluster);
@@ -138,8 +140,8 @@ static void on_signalled(void *ctx, int signum)
 
 static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
 {
-    (void)now_ns;
     struct kvp_store *store = ctx;
+    kvp_program_alive(now_ns, &store->told_ns);
     if (store->http != NULL) { /* whole */
         kvp_collect_beat(&store->collect, NULL, lag_ns);
         atomic_store(&store->known,
@@ -408,6 +410,7 @@ void kvp_store_run(struct kvp_store *store)
             KVB_STR("rest", store->url), KVB_U64("store_bytes", store->config->store_bytes));
     (void)printf("kvplane store ready %s %s\n", store->record.address, store->url);
     (void)fflush(stdout);
+    kvp_program_notify("READY=1");
     kvp_loop_run(store->loop);
 }
 
