@@ -5,41 +5,17 @@
 
 #include <string.h>
 
-enum { GET = 1, HEAD = 2, POST = 4 };
-
-static unsigned method_bit(const char *method)
+const char *kvp_route_allow(const struct kvp_route *route)
 {
-    return strcmp(method, "GET") == 0    ? GET
-           : strcmp(method, "HEAD") == 0 ? HEAD
-           : strcmp(method, "POST") == 0 ? POST
-                                         : 0u;
+    return route->method == KVP_GET ? "GET, HEAD" : "POST";
 }
 
-/* A HEAD must be without effect, which a GET that an engine of old takes for a verb is not. */
-static unsigned methods_of(const struct kvp_route *route)
+static bool method_is(const struct kvp_route *route, const char *method)
 {
-    if (route->method == KVP_POST) {
-        return POST;
+    if (route->method == KVP_GET) {
+        return strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     }
-    return route->role == KVP_ROLE_ADMIN ? GET : GET | HEAD;
-}
-
-const char *kvp_route_allow(const struct kvp_route_table *table, const struct kvp_route *route)
-{
-    static const char *const texts[] = {
-        [GET] = "GET",
-        [GET | HEAD] = "GET, HEAD",
-        [POST] = "POST",
-        [GET | POST] = "GET, POST",
-        [GET | HEAD | POST] = "GET, HEAD, POST",
-    };
-    unsigned methods = 0;
-    for (uint32_t i = 0; i < table->n; i++) {
-        if (strcmp(table->routes[i].path, route->path) == 0) {
-            methods |= methods_of(&table->routes[i]);
-        }
-    }
-    return texts[methods];
+    return strcmp(method, "POST") == 0;
 }
 
 /* The segments of a request's path, decoded, one after the other with their NULs. */
@@ -124,7 +100,7 @@ enum kvp_found kvp_route_find(const struct kvp_route_table *table, const char *m
             continue;
         }
         *route_p = &table->routes[i];
-        if ((methods_of(&table->routes[i]) & method_bit(method)) != 0) {
+        if (method_is(&table->routes[i], method)) {
             strcpy(arg, value != NULL ? value : "");
             return KVP_FOUND;
         }

@@ -18,6 +18,8 @@ NONE_ENDED = {"requests": 0, "aborted": 0}
 
 
 class InFlight(harness.Case):
+    agreed = None
+
     def judged(self, counts):
         self.assertEqual((counts["stale"], counts["torn"], counts["errors"]), (0, 0, 0), counts)
         return counts
@@ -27,20 +29,21 @@ class InFlight(harness.Case):
             harness.until(f"{name} {state}", lambda s=state: daemon.metric(
                 f"kvplane_instance_{s}", instance=name) == 1)
 
-    def cluster(self, *engine_args, net=True):
+    def cluster(self, *engine_args, net=True, name="daemon"):
         """A daemon whose store is a node behind a network, and an engine whose prompts are all there."""
         trace = self.trace([[BLOCKS * r + b for b in range(BLOCKS)] for r in range(2 * REQUESTS)])
         if net:
-            agreed = self.etcd()
-            _, self.net = self.proxied_node(agreed)
+            if self.agreed is None:
+                self.agreed = self.etcd()
+                _, self.net = self.proxied_node(self.agreed)
             # A network that is held still is no dead node, as long as the test wants it so.
-            daemon = self.cluster_daemon(agreed, "--node-bound", "5m")
+            daemon = self.cluster_daemon(self.agreed, "--node-bound", "5m", name=name)
             harness.until("the node is reached", lambda: [
                 node["state"] for node in daemon.get("/v1/kvplane/nodes")[1]["nodes"]] == ["up"])
         else:
             daemon = self.daemon()
         engine = self.engine(daemon, "a", "--fingerprint", "--trace", trace, "--max-running", str(RUNNING),
-                             *engine_args)
+                             *engine_args, name=f"a-{name}")
         self.named(daemon)
         put = self.judged(engine.run(0, REQUESTS))
         self.assertEqual(put["stored"], REQUESTS * BLOCKS)
@@ -153,6 +156,35 @@ class InFlight(harness.Case):
 
     def test_a_sleep_that_aborts_waits_for_none_of_two_ranks(self):
         self.sleep_that_aborts("--tp=2", "--store-tp=2")
+
+    def puts(self, daemon, engine):
+        """Requests that are done, but for their puts, which do not get anywhere."""
+        stored = engine.stats()["stored"]
+        self.net.rule("there", after=20000, then="freeze")
+        run = engine.command("run", first=REQUESTS, count=RUNNING // 2, use_cache=False)
+        harness.until("puts are in flight", lambda: daemon.metric("kvplane_tasks_running", queue="put") > 0)
+        harness.until("all are done", lambda: (lambda stats: stats["running"] + stats["loading"] == 0)(engine.stats()))
+        self.assertLess(engine.stats()["stored"] - stored, RUNNING // 2 * BLOCKS)
+        return run
+
+    def test_puts_in_flight_are_waited_for_unless_the_sleep_aborts(self):
+        for weights, mode in enumerate(("keep", "wait", "abort"), 2):  # each with blocks of its own
+            with self.subTest(mode):
+                daemon, engine = self.cluster("--weights-id", str(weights), name=mode)
+                run = self.puts(daemon, engine)
+                with self.asking(daemon, f"/sleep?level=1&mode={mode}") as answers:
+                    if mode != "abort":
+                        self.step(daemon, "drain", answers)
+                        self.assertEqual((answers, daemon.instance("a")["regions"]["registered"]), ([], 2))
+                        self.net.tell("clear")
+                self.asleep(daemon, engine)
+                counts = self.all_completed(engine, run, RUNNING // 2)
+                whole = RUNNING // 2 * BLOCKS
+                self.assertEqual(counts["stored"] + counts["put_dropped"] + counts["put_fenced"], whole)
+                self.assertEqual(counts["stored"] == whole, mode != "abort", counts)
+                self.net.tell("clear")
+                daemon.ok("/wake_up")
+                self.clean(engine, daemon)
 
     def test_a_sleep_that_keeps_ends_their_loads_and_they_go_on_as_if_there_had_been_none(self):
         daemon, engine = self.cluster()

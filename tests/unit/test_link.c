@@ -1341,6 +1341,37 @@ Test(link, drained_means_nothing_queued_and_nothing_running)
     engine_end(&engine);
 }
 
+/* None of its kind runs then: the store's room is others'. */
+Test(link, a_batch_that_waits_for_room_in_the_store_is_not_drained)
+{
+    static const uint16_t types[] = {KVB_LINK_PUT, KVB_LINK_GET};
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t hits;
+        send_lookup(&engine, 1, good_token); /* runs, and is no transfer */
+        store.refuse = KVB_ERR_AGAIN;
+        uint64_t seq = send_batch(&engine, types[i], 1, good_token);
+        struct kvp_drain_progress progress = rank->ops->progress(rank->impl);
+        cr_assert_eq(progress.queued, 1);
+        cr_assert_eq(progress.running, 0);
+        struct answer answer = {0};
+        open_calls++;
+        rank->ops->drain(rank->impl, false, sim_in_ms(&sim, 1000), on_done, &answer);
+        turn();
+        cr_assert_eq(answer.times, 0, "%u is queued", types[i]);
+        store.refuse = KVB_OK;
+        end_batch(KVB_OK);
+        cr_assert_eq(next_hits(&engine, &hits), KVB_OK);
+        cr_assert_eq(answer.times, 0, "%u runs", types[i]);
+        end_batch(KVB_OK);
+        cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+        cr_assert_eq(answer.times, 1);
+        cr_assert_eq(answer.status, KVB_OK);
+    }
+    engine_end(&engine);
+}
+
 Test(link, a_drain_of_nothing_waits_for_what_comes_before_it_is_told)
 {
     struct engine engine = engine_with_regions();
@@ -1378,23 +1409,30 @@ Test(link, a_drain_that_is_not_done_by_its_deadline_says_so_and_undoes_nothing)
 
 Test(link, an_aborting_drain_stops_what_runs_and_fails_what_waits)
 {
+    static const uint16_t types[] = {KVB_LINK_PUT, KVB_LINK_GET};
     struct engine engine = engine_with_regions();
     struct kvp_rank *rank = rank_now();
-    uint64_t seqs[3];
-    for (int i = 0; i < 3; i++) {
-        seqs[i] = send_batch(&engine, KVB_LINK_PUT, 1, good_token);
+    for (size_t t = 0; t < 2; t++) {
+        uint64_t seqs[3];
+        store.canceled = 0;
+        for (int i = 0; i < 3; i++) {
+            seqs[i] = send_batch(&engine, types[t], 1, good_token);
+        }
+        struct answer answer = {0};
+        open_calls++;
+        rank->ops->drain(rank->impl, true, sim_in_ms(&sim, 1000), on_done, &answer);
+        cr_assert_eq(one_answer(&engine, seqs[2]), KVB_ERR_CANCELED);
+        cr_assert_eq(store.canceled, 2);
+        cr_assert_eq(answer.times, 0, "they are told to stop, they have not stopped");
+        end_batch(KVB_ERR_CANCELED);
+        cr_assert_eq(one_answer(&engine, seqs[0]), KVB_ERR_CANCELED);
+        cr_assert_eq(answer.times, 0, "one has not");
+        end_batch(KVB_ERR_CANCELED);
+        cr_assert_eq(one_answer(&engine, seqs[1]), KVB_ERR_CANCELED);
+        turn();
+        cr_assert_eq(answer.times, 1);
+        cr_assert_eq(answer.status, KVB_OK);
     }
-    struct answer answer = {0};
-    open_calls++;
-    rank->ops->drain(rank->impl, true, sim_in_ms(&sim, 1000), on_done, &answer);
-    cr_assert_eq(one_answer(&engine, seqs[2]), KVB_ERR_CANCELED);
-    cr_assert_eq(store.canceled, 2);
-    cr_assert_eq(answer.times, 0, "they are told to stop, they have not stopped");
-    end_batch(KVB_ERR_CANCELED);
-    end_batch(KVB_ERR_CANCELED);
-    turn();
-    cr_assert_eq(answer.times, 1);
-    cr_assert_eq(answer.status, KVB_OK);
     engine_end(&engine);
 }
 
@@ -1474,6 +1512,221 @@ Test(link, unregistered_means_that_nothing_of_ours_holds_the_memory)
     engine_end(&engine);
 }
 
+/* A level-1 sleep, a selective wake and a release of the KV cache alone each go over some tags. */
+Test(link, of_several_tags_only_those_that_go_are_unregistered)
+{
+    static const char names[2][KVB_NAME_MAX] = {"kv_cache", "weights"};
+    struct kvb_link_hello hello = hello_of(0, 1);
+    hello.state.ntags = 2;
+    hello.state.tags[1] = (struct kvb_tag_state){.tag = "weights", .residency = KVB_RESIDENT};
+    struct engine engine = engine_attach_as(&hello);
+    struct kvp_rank *rank = rank_now();
+    test_memory_init(&memory1, "link-one", 8192);
+    test_memory_init(&memory2, "link-two", 8192);
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, names[0], 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 1, &memory2, names[1], 0), KVB_OK);
+    for (uint64_t tags = 1; tags < 4; tags++) {
+        char gone[2][KVB_NAME_MAX];
+        uint32_t ngone = 0;
+        for (uint32_t t = 0; t < 2; t++) {
+            if ((tags & (1u << t)) != 0) {
+                memcpy(gone[ngone++], names[t], KVB_NAME_MAX);
+            }
+        }
+        struct answer answer = {0};
+        open_calls++;
+        rank->ops->unregister(rank->impl, (const char(*)[KVB_NAME_MAX])gone, ngone,
+                              sim_in_ms(&sim, 1000), on_done, &answer);
+        sim_advance(&sim, 1001);
+        turn();
+        cr_assert_eq(answer.status, KVB_OK);
+        for (uint32_t t = 0; t < 2; t++) {
+            cr_expect_eq(rank->ops->registered(rank->impl, names[t], NULL), (tags & (1u << t)) == 0,
+                         "%s of %u", names[t], (unsigned)tags);
+        }
+        cr_assert_eq(hand_over(&engine, 1, 1 + tags, &memory1, names[0], 0), KVB_OK);
+        cr_assert_eq(hand_over(&engine, 2, 1 + tags, &memory2, names[1], 0), KVB_OK);
+        for (uint32_t t = 0; t < 2; t++) {
+            cr_expect_eq(rank->ops->registered(rank->impl, names[t], NULL), (tags & (1u << t)) == 0,
+                         "%s waits for its wake", names[t]);
+        }
+        answer = (struct answer){0};
+        open_calls++;
+        rank->ops->register_(rank->impl, (const char(*)[KVB_NAME_MAX])gone, ngone, on_done,
+                             &answer);
+        sim_advance(&sim, 1000);
+        cr_assert_eq(answer.status, KVB_OK);
+        cr_assert_eq(rank->ops->registered(rank->impl, NULL, NULL), 2);
+    }
+    engine_end(&engine);
+}
+
+/* ---- B10: what is asked at any moment of a sleep ---- */
+
+/* The steps of a sleep and a wake as they reach a rank; the moment is before one of them. */
+enum moment {
+    AWAKE,
+    LEFT,
+    DRAINING,
+    DRAINED,
+    UNREGISTERING,
+    ASLEEP,
+    HANDED_OVER, /* and not registered: half awake */
+    REGISTERED,
+    AWAKE_AGAIN,
+    MOMENTS
+};
+
+static struct answer told_drained, told_gone;
+
+static void go_to(struct engine *engine, enum moment moment)
+{
+    struct kvp_rank *rank = rank_now();
+    switch (moment) {
+    case AWAKE:
+        fleet.stay = (struct kvp_stay){.lineage.id = {1, 1}, .token = good_token, .open = true};
+        break;
+    case LEFT:
+        fleet.stay = (struct kvp_stay){.lineage.id = {9, 9}, .token.id = {8, 8}};
+        rank->ops->stay_changed(rank->impl);
+        break;
+    case DRAINING:
+        told_drained = (struct answer){0};
+        open_calls++;
+        rank->ops->drain(rank->impl, false, sim_in_ms(&sim, 1000), on_done, &told_drained);
+        break;
+    case DRAINED: /* the store ends what runs */
+        while (oldest_batch() != NULL) {
+            end_batch(KVB_OK);
+            turn();
+        }
+        turn();
+        cr_assert_eq(told_drained.times, 1);
+        cr_assert_eq(told_drained.status, KVB_OK);
+        break;
+    case UNREGISTERING:
+        told_gone = (struct answer){0};
+        open_calls++;
+        rank->ops->unregister(rank->impl, kv_cache, 1, sim_in_ms(&sim, 1000), on_done, &told_gone);
+        break;
+    case ASLEEP:
+        sim_advance(&sim, 1001);
+        turn();
+        cr_assert_eq(told_gone.times, 1);
+        cr_assert_eq(told_gone.status, KVB_OK);
+        break;
+    case HANDED_OVER:
+        send_region(engine, 1, 2, &memory1, "kv_cache", 0);
+        send_region(engine, 2, 2, &memory2, "kv_cache", 0);
+        break;
+    case REGISTERED:
+        cr_assert_eq(register_again(rank).status, KVB_OK);
+        break;
+    case AWAKE_AGAIN:
+        fleet.stay.token.id = (struct kvb_id){7, 7};
+        fleet.stay.open = true;
+        rank->ops->stay_changed(rank->impl);
+        break;
+    case MOMENTS:
+        break;
+    }
+    turn();
+}
+
+/* How often a request of that number was answered so far; how: the last time. */
+static uint32_t answers_to(const struct engine *engine, uint64_t seq, kvb_status_t *status_p)
+{
+    uint32_t times = 0;
+    struct kvb_frame frame;
+    uint8_t payload[256];
+    while (receive(engine, &frame, payload, sizeof payload)) {
+        if (frame.seq != seq) {
+            continue;
+        }
+        times++;
+        kvb_status_t statuses[16] = {KVB_OK};
+        struct kvb_link_batch_reply batch;
+        struct kvb_link_lookup_reply lookup;
+        struct kvb_span body = {payload, frame.len};
+        if (frame.type == KVB_LINK_LOOKUP) {
+            cr_assert_eq(kvb_link_lookup_reply_unpack(body, &lookup), KVB_OK);
+            statuses[0] = lookup.status;
+        } else {
+            cr_assert_eq(kvb_link_batch_reply_unpack(body, &batch), KVB_OK);
+            statuses[0] = batch.statuses[0];
+            kvb_link_batch_reply_free(&batch);
+        }
+        *status_p = statuses[0];
+    }
+    return times;
+}
+
+/* busy: as many before it as may run at a time, so that it is in the queue when the sleep comes. */
+static void ask_at(enum moment when, uint16_t type, bool busy)
+{
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    uint64_t seq = 0;
+    uint32_t times = 0;
+    kvb_status_t status = KVB_IN_PROGRESS;
+    go_to(&engine, AWAKE);
+    for (int i = 0; busy && i < 2; i++) {
+        if (type == KVB_LINK_LOOKUP) {
+            send_lookup(&engine, 1, good_token);
+        } else {
+            (void)send_batch(&engine, type, 1, good_token);
+        }
+    }
+    for (enum moment moment = AWAKE; moment < MOMENTS; moment++) {
+        if (moment != AWAKE) {
+            go_to(&engine, moment);
+        }
+        if (moment == when && type == KVB_LINK_LOOKUP) {
+            send_lookup(&engine, 1, fleet.stay.token);
+            seq = engine.seq;
+        } else if (moment == when) {
+            seq = send_batch(&engine, type, 1, fleet.stay.token);
+        }
+        if (seq != 0) {
+            times += answers_to(&engine, seq, &status);
+        }
+        if (moment >= DRAINED && moment < AWAKE_AGAIN) {
+            struct kvp_drain_progress left = rank->ops->progress(rank->impl);
+            cr_assert_eq(left.queued + left.running, 0, "type %u at %d: pending at %d", type, when,
+                         moment);
+            cr_assert_eq(times, when <= moment, "type %u at %d: not answered at %d", type, when,
+                         moment);
+        }
+    }
+    cr_assert_eq(times, when < AWAKE_AGAIN, "type %u at %d", type, when);
+    if (when == AWAKE_AGAIN) {
+        end_batch(KVB_OK);
+        times = answers_to(&engine, seq, &status);
+        cr_assert_eq(times, 1);
+        cr_assert_eq(status, KVB_OK, "and afterwards it is as before");
+    } else if (when == AWAKE) { /* in the stay that it was asked in, or refused */
+        cr_assert_eq(status, KVB_ERR_FENCED, "type %u: %s", type, kvb_status_label(status));
+    } else { /* asleep, or what it names is not there */
+        cr_assert(status == KVB_ERR_CLOSED ||
+                      (when >= UNREGISTERING && status == KVB_ERR_GENERATION),
+                  "type %u at %d: %s", type, when, kvb_status_label(status));
+    }
+    engine_end(&engine);
+    fleet.nranks = 0; /* it is gone */
+}
+
+Test(link, b10_what_is_asked_at_any_moment_of_a_sleep_is_answered_once_and_before_memory_goes)
+{
+    static const uint16_t types[] = {KVB_LINK_LOOKUP, KVB_LINK_PUT, KVB_LINK_GET};
+    for (size_t t = 0; t < 3; t++) {
+        for (enum moment when = AWAKE; when < MOMENTS; when++) {
+            for (int busy = 0; busy < 2; busy++) {
+                ask_at(when, types[t], busy == 1);
+            }
+        }
+    }
+}
+
 static double pinned_of(uint32_t region)
 {
     char number[16];
@@ -1519,6 +1772,29 @@ Test(link, unregistered_means_that_every_transport_has_let_go_and_a_wake_that_ea
     kvt_transport_destroy(&second->base);
 }
 
+Test(link, what_the_last_transport_cannot_register_no_transport_keeps)
+{
+    struct fake_transport *second = fake_transport_create(regions, 64);
+    struct engine engine = engine_with_regions();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 2, &memory2, "kv_cache", 0), KVB_OK);
+    kvb_log_threshold = (enum kvb_log_level) - 1;
+    second->register_ = KVB_ERR_LIMIT;
+    cr_assert_eq(register_again(rank).status, KVB_ERR_LIMIT);
+    cr_assert_eq(transport->registered, transport->unregistered, "the first let go again");
+    second->register_ = KVB_OK;
+    cr_assert_eq(hand_over(&engine, 1, 3, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 3, &memory2, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_eq(transport->registered - transport->unregistered, 2);
+    engine_end(&engine);
+    sim_advance(&sim, 1000);
+    turn();
+    kvt_transport_destroy(&second->base);
+}
+
 Test(link, a_failed_unregister_registers_again_what_it_had_undone)
 {
     struct engine engine = engine_with_regions();
@@ -1532,6 +1808,11 @@ Test(link, a_failed_unregister_registers_again_what_it_had_undone)
 
     cr_assert_eq(unregister(rank, 1000).status, KVB_ERR_TIMEOUT);
     cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2, "all, or nothing");
+    struct test_memory more;
+    test_memory_init(&more, "link-more", 4096);
+    cr_assert_eq(hand_over(&engine, 3, 1, &more, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 3, "what comes, at once");
+    test_memory_cleanup(&more);
     struct kvb_slice of_two = {2, 0, 64};
     struct kvb_link_entry entry = {
         .key = {(const uint8_t *)"k", 1}, .token = good_token, .nslices = 1, .slices = &of_two};

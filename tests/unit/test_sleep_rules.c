@@ -71,6 +71,9 @@ static void on_step(void *ctx, const struct fake_step *step, kvb_status_t status
         watch->resumed = true;
         cr_assert(all_there(&watch->world.engine), "%s: resumed with a tag missing", watch->where);
     }
+    cr_assert(step->rank == 0 || (step->type != KVB_LINK_PAUSE && step->type != KVB_LINK_RESUME &&
+                                  step->type != KVB_LINK_RESET_LOCAL),
+              "%s: asked of a worker", watch->where);
     if (watch->told) {
         return;
     }
@@ -286,8 +289,13 @@ Test(sleep_rules, a_sleep_that_cannot_drain_releases_nothing_and_the_retry_works
         engine->busy = by == 0;
         engine->held = by == 0 ? 3 : 0;
         engine->ranks[1].transfers = by == 1;
+        uint64_t begun_ns = watch.world.sim.now_ns;
         struct told *told = watch_do(&watch, "sleep 1 wait");
         cr_assert_eq(told->status, KVB_ERR_TIMEOUT, "%s", told->message);
+        cr_assert_eq((watch.world.sim.now_ns - begun_ns) / KVB_NS_PER_MS, 480000, "its bound");
+        cr_assert_not_null(strstr(told->message, by == 0 ? "was not idle within the drain bound"
+                                                         : "puts and gets of rank 1 did not end"),
+                           "%s", told->message);
         cr_assert_not(watch.released);
         sim_settle(&watch.world.sim);
         cr_assert(fake_engine_serves(engine), "%s", told->message);
