@@ -125,6 +125,7 @@ kvb_status_t kvt_region_create(struct kvt_regions *regions, const struct kvt_reg
         .state = KVT_REGION_MAPPED,
         .memory = memory,
         .fd = fd,
+        .dma_buf = -1,
     };
     kvb_list_init(&region->job.link);
     kvb_event_init(&region->step, on_step);
@@ -292,6 +293,7 @@ static void on_imported(struct kvt_device_job *job, kvb_status_t status)
     kvt_region_done_fn done = region->registered;
     region->registered = NULL;
     region->imported = status == KVB_OK;
+    region->direct = status == KVB_OK && job->direct;
     region->pinned_bytes = status == KVB_OK ? region->desc.len : 0;
     if (region->state == KVT_REGION_DRAINING) { /* given up meanwhile */
         kvb_sched_post(region->regions->sched, &region->step);

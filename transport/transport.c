@@ -115,6 +115,13 @@ bool kvt_slices_gone(const struct kvt_slice *slices, uint32_t n)
     return false;
 }
 
+/* Without the pool if that can be. */
+static kvb_status_t start_of_device(struct kvt_transfer *transfer)
+{
+    kvb_status_t status = kvt_direct_start(transfer);
+    return status == KVB_ERR_UNSUPPORTED ? kvt_staging_start(transfer) : status;
+}
+
 kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_transfer *transfer)
 {
     bool asks = (transport->ops->capabilities & KVT_CAP_ASKS) != 0;
@@ -139,10 +146,10 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
     kvb_list_push_back(&transport->regions->transfers, &transfer->impl.link);
     transport->in_flight++;
 
-    transfer->impl.staging = NULL;
+    transfer->impl.staging = transfer->impl.direct = NULL;
     transfer->impl.staged = false;
 
-    status = kvt_staging_needed(transfer) ? kvt_staging_start(transfer)
+    status = kvt_staging_needed(transfer) ? start_of_device(transfer)
                                           : transport->ops->start(transport, transfer);
     if (status != KVB_OK) {
         transport->in_flight--;
@@ -155,7 +162,9 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
 void kvt_transfer_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_ns)
 {
     struct kvt_transport *transport = transfer->impl.transport;
-    if (transfer->impl.staging != NULL) {
+    if (transfer->impl.direct != NULL) {
+        kvt_direct_cancel(transfer, stop_deadline_ns);
+    } else if (transfer->impl.staging != NULL) {
         kvt_staging_cancel(transfer, stop_deadline_ns);
     } else {
         transport->ops->cancel(transport, transfer, stop_deadline_ns);

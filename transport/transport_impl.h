@@ -37,8 +37,12 @@ struct kvt_region {
     void *target;
     uint32_t refs;
     uint64_t pinned_bytes; /* the transports' that pin */
+    /* While it is registered with them: not -1: a dma-buf of its memory, and where in it. */
+    int dma_buf;
+    uint64_t dma_buf_offset;
 
     /* memory of a device only */
+    bool direct;               /* its device moves its bytes by itself, too */
     uint64_t id;               /* what the device knows it by */
     struct kvt_device_job job; /* import, then drop */
     bool imported;
@@ -90,6 +94,13 @@ KVB_MUST_USE kvb_status_t kvt_staging_start(struct kvt_transfer *transfer);
 void kvt_staging_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_ns);
 void kvt_staging_moved(struct kvt_transfer *inner, kvb_status_t status);
 bool kvt_staging_needed(const struct kvt_transfer *transfer);
+
+/*
+ * Those that the device moves itself (direct.c). start: UNSUPPORTED: through the pool; NO_MEMORY.
+ * What cannot be begun after all goes through the pool then.
+ */
+KVB_MUST_USE kvb_status_t kvt_direct_start(struct kvt_transfer *transfer);
+void kvt_direct_cancel(struct kvt_transfer *transfer, uint64_t stop_deadline_ns);
 
 /* Of a device: before anything is staged, and after everything is. */
 void kvt_staging_init(struct kvt_device *device);

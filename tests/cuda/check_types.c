@@ -14,6 +14,8 @@
 #define CUmemAllocationHandleType        own_CUmemAllocationHandleType
 #define CUmemAllocationGranularity_flags own_CUmemAllocationGranularity_flags
 #define CUmemRangeHandleType             own_CUmemRangeHandleType
+#define CUflushGPUDirectRDMAWritesTarget own_CUflushGPUDirectRDMAWritesTarget
+#define CUflushGPUDirectRDMAWritesScope  own_CUflushGPUDirectRDMAWritesScope
 #define CUdriverProcAddressQueryResult   own_CUdriverProcAddressQueryResult
 #define cuuint64_t                       own_cuuint64_t
 #define CUuuid                           own_CUuuid
@@ -40,6 +42,8 @@
 #undef CUmemAllocationHandleType
 #undef CUmemAllocationGranularity_flags
 #undef CUmemRangeHandleType
+#undef CUflushGPUDirectRDMAWritesTarget
+#undef CUflushGPUDirectRDMAWritesScope
 #undef CUdriverProcAddressQueryResult
 #undef cuuint64_t
 #undef CUuuid

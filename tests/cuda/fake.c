@@ -226,9 +226,21 @@ static CUresult fake_device_attribute(int *value, CUdevice_attribute attribute, 
     if (!is_device(device)) {
         return CUDA_ERROR_INVALID_DEVICE;
     }
+    if (attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING) {
+        *value = atomic_load(&control->unordered) != 0 ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE
+                                                       : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+        return CUDA_SUCCESS;
+    }
+    if (attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS) {
+        *value = atomic_load(&control->unflushable) != 0
+                     ? 0
+                     : CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST;
+        return CUDA_SUCCESS;
+    }
     *value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
              attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED ||
-             attribute == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED ||
+             (attribute == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED &&
+              atomic_load(&control->no_dma_buf) == 0) ||
              attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
     return CUDA_SUCCESS;
 }
@@ -662,6 +674,19 @@ static CUresult fake_mem_range_handle(void *handle, CUdeviceptr address, size_t 
     return result;
 }
 
+static CUresult fake_flush_writes(CUflushGPUDirectRDMAWritesTarget target,
+                                  CUflushGPUDirectRDMAWritesScope scope)
+{
+    ENTER(flush_writes);
+    if (no_context()) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    return target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX &&
+                   scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES
+               ? CUDA_SUCCESS
+               : misuse();
+}
+
 static CUresult fake_host_register(void *address, size_t size, unsigned flags)
 {
     ENTER(host_register);
@@ -947,6 +972,24 @@ static const struct {
     KVT_CU_CALLS(X)
 #undef X
 };
+
+/* As the kernel's peer memory finds what an RDMA device is to register by address: a descriptor of
+ * the pages that are mapped there, and where in it; -1: none are. */
+int fake_cuda_pages(uintptr_t at, size_t len, uint64_t *offset_p);
+
+__attribute__((visibility("default"))) int fake_cuda_pages(uintptr_t at, size_t len,
+                                                           uint64_t *offset_p)
+{
+    int fd = -1;
+    (void)pthread_mutex_lock(&lock);
+    const struct range *range = find(mapped, at, len);
+    if (range != NULL) {
+        fd = dup_fd(range->fd);
+        *offset_p = at - range->at;
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return fd;
+}
 
 CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *found);

@@ -47,7 +47,10 @@ struct fake_cuda_control {
     uint32_t magic;
     /* set before a process opens the driver */
     int32_t ndevices;
-    atomic_uint no_fabric; /* the attribute says yes, creating says no: no IMEX channel */
+    atomic_uint no_dma_buf;  /* exports none */
+    atomic_uint unordered;   /* what an RDMA device wrote is seen only after a flush */
+    atomic_uint unflushable; /* which it does not have */
+    atomic_uint no_fabric;   /* the attribute says yes, creating says no: no IMEX channel */
 
     /* The fuse: of the calls that count, the fuse'th does `action`. 0: none. Calls of `spared` (a
      * process) do not count, nor those of another kind, if `only` names one (call + 1). */

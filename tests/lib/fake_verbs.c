@@ -2698,6 +2698,11 @@ bool fake_verbs_failed(const char **what_p)
     return fake.failed_name != NULL;
 }
 
+bool fake_verbs_has_failed(void)
+{
+    return fake.failed_name != NULL;
+}
+
 void fake_verbs_status(enum fake_side side, enum ibv_wc_opcode kind, uint64_t nth,
                        enum ibv_wc_status status)
 {

@@ -107,6 +107,7 @@ const char *fake_verbs_leak(const struct fake_counts *before);
 void fake_verbs_fail(const char *function, uint64_t nth, int error);
 /* True: it has failed; no more failures. what_p (may be NULL): the function. */
 bool fake_verbs_failed(const char **what_p);
+bool fake_verbs_has_failed(void); /* and what is to fail still is */
 
 /* The nth request of that kind (from 0; RECV: of the receives) on the side's queue pairs completes
  * with the status; nothing is moved. */

@@ -126,8 +126,10 @@ static kvb_status_t explain(const struct kvt_rdma_device *device, uint64_t len, 
     }
 }
 
-kvb_status_t rmem_register(struct kvt_rdma_device *device, void *base, uint64_t len, int access,
-                           struct ibv_mr **mr_p, char reason[KVT_RDMA_REASON_MAX])
+/* dma_buf: -1, or a descriptor of the memory, in which it lies at that offset. */
+static kvb_status_t try_register(struct kvt_rdma_device *device, void *base, uint64_t len,
+                                 int access, int dma_buf, uint64_t offset, struct ibv_mr **mr_p,
+                                 char reason[KVT_RDMA_REASON_MAX])
 {
     kvb_status_t status;
     if (len > SIZE_MAX || (device->attr.max_mr_size != 0 && len > device->attr.max_mr_size)) {
@@ -142,15 +144,32 @@ kvb_status_t rmem_register(struct kvt_rdma_device *device, void *base, uint64_t 
         status = KVB_ERR_IO;
     } else {
         errno = 0;
-        struct ibv_mr *mr = device->verbs->ibv_reg_mr(device->pd, base, (size_t)len, access);
+        struct ibv_mr *mr =
+            dma_buf < 0 ? device->verbs->ibv_reg_mr(device->pd, base, (size_t)len, access)
+                        : device->verbs->ibv_reg_dmabuf_mr(device->pd, offset, (size_t)len,
+                                                           (uintptr_t)base, dma_buf, access);
         if (mr != NULL) {
             *mr_p = mr;
             return KVB_OK;
         }
         status = explain(device, len, errno, reason);
     }
+    return status;
+}
+
+static void tell_failure(kvb_status_t status, const char *reason)
+{
     KVB_LOG(ERROR, "rdma: memory could not be registered", KVB_STATUS(status),
             KVB_STR("reason", reason));
+}
+
+kvb_status_t rmem_register(struct kvt_rdma_device *device, void *base, uint64_t len, int access,
+                           struct ibv_mr **mr_p, char reason[KVT_RDMA_REASON_MAX])
+{
+    kvb_status_t status = try_register(device, base, len, access, -1, 0, mr_p, reason);
+    if (status != KVB_OK) {
+        tell_failure(status, reason);
+    }
     return status;
 }
 
@@ -327,10 +346,14 @@ static kvb_status_t region_register(struct kvt_transport *transport, struct kvt_
     }
     uint8_t *base = region->memory->address(region->map);
     struct ibv_mr *mr;
-    kvb_status_t status = rmem_register(memory->device, base, region->desc.len,
-                                        IBV_ACCESS_LOCAL_WRITE, &mr, memory->reason);
+    kvb_status_t status =
+        try_register(memory->device, base, region->desc.len, IBV_ACCESS_LOCAL_WRITE,
+                     region->dma_buf, region->dma_buf_offset, &mr, memory->reason);
     if (status != KVB_OK) {
         memory->counted.failed++;
+        if (region->desc.kind == KVT_MEMORY_HOST) { /* a GPU's has other ways: its owner tells */
+            tell_failure(status, memory->reason);
+        }
         return status == KVB_ERR_INVALID ? KVB_ERR_IO : status; /* the mapping is ours */
     }
     uint32_t at = count_up_to(memory, (uintptr_t)base);

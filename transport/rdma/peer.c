@@ -1141,11 +1141,17 @@ static void peer_destroy(struct kvt_transport *transport)
     free(peer);
 }
 
+static const char *peer_rdma_address(const struct kvt_transport *transport)
+{
+    return of(transport)->address;
+}
+
 static const struct kvt_transport_ops peer_ops = {
     .name = "rdma",
     .capabilities = KVT_CAP_ASKS | KVT_CAP_PINS_MEMORY,
     .start = peer_start,
     .cancel = peer_cancel,
+    .rdma_address = peer_rdma_address,
     .destroy = peer_destroy,
 };
 

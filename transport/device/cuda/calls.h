@@ -45,6 +45,8 @@
     X(OPTIONAL, cuMemGetHandleForAddressRange, 11070, mem_range_handle,                            \
       (void *handle, CUdeviceptr address, size_t size, CUmemRangeHandleType type,                  \
        unsigned long long flags))                                                                  \
+    X(OPTIONAL, cuFlushGPUDirectRDMAWrites, 11030, flush_writes,                                   \
+      (CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope))            \
     X(NEEDED, cuMemHostRegister, 6050, host_register,                                              \
       (void *address, size_t size, unsigned flags))                                                \
     X(NEEDED, cuMemHostUnregister, 4000, host_unregister, (void *address))                         \

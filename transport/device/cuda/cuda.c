@@ -40,7 +40,7 @@
 
 enum state { NONE, RUNNING, DYING };
 
-enum step { IMPORT, UNDO_IMPORT, DROP, DROP_AGAIN, COPY };
+enum step { IMPORT, UNDO_IMPORT, DROP, DROP_AGAIN, COPY, MOVE };
 
 struct out { /* a message that the socket did not take yet */
     struct kvb_list link;
@@ -68,6 +68,7 @@ struct cuda {
     kvb_status_t died_of;
 
     uint64_t last_seq;
+    uint64_t direct_seq;   /* of DIRECT, until it is answered; 0 */
     struct kvb_list jobs;  /* running */
     struct kvb_list ended; /* done, to be told from the event */
     struct kvb_list outs;
@@ -360,12 +361,11 @@ static void flush(struct cuda *cuda)
 }
 
 /* The socket may be full, never the list: it is bounded by the jobs. fd: borrowed. */
-static kvb_status_t ask(struct cuda *cuda, struct kvt_device_job *job, struct cuda_message *message,
-                        int fd)
+static kvb_status_t say(struct cuda *cuda, struct cuda_message *message, int fd)
 {
     struct kvb_writer writer;
     struct out *out = NULL;
-    job->impl.seq = message->seq = ++cuda->last_seq;
+    message->seq = ++cuda->last_seq;
     kvb_writer_init(&writer, CUDA_MESSAGE_MAX);
     cuda_message_pack(&writer, message);
     kvb_status_t status = writer.status;
@@ -388,6 +388,13 @@ static kvb_status_t ask(struct cuda *cuda, struct kvt_device_job *job, struct cu
         flush(cuda);
     }
     return status;
+}
+
+static kvb_status_t ask(struct cuda *cuda, struct kvt_device_job *job, struct cuda_message *message,
+                        int fd)
+{
+    job->impl.seq = cuda->last_seq + 1; /* it may be over, with the helper, before say() returns */
+    return say(cuda, message, fd);
 }
 
 static void ask_drop(struct cuda *cuda, struct kvt_device_job *job, enum step step)
@@ -427,9 +434,73 @@ static void on_ready(struct cuda *cuda, kvb_status_t status)
     end_helper(cuda, absent ? KVB_ERR_UNSUPPORTED : status);
 }
 
+/* Said once for each reason, and kept for the status. */
+static void use_pool(struct cuda *cuda, const char *why)
+{
+    if (strcmp(cuda->info.pool_cause, why) == 0) {
+        return;
+    }
+    (void)snprintf(cuda->info.pool_cause, sizeof cuda->info.pool_cause, "%s", why);
+    KVB_LOG(WARN, "GPU memory is not reached by the RDMA device: its bytes go through the pool",
+            KVB_U64("owner", cuda->config.owner), KVB_STR("reason", why));
+    tell_changed(cuda);
+}
+
+static struct kvt_device_job *job_of(struct cuda *cuda, uint64_t seq)
+{
+    struct kvt_device_job *job = NULL;
+    kvb_list_each(&cuda->jobs, link)
+    {
+        struct kvt_device_job *each = kvb_container_of(link, struct kvt_device_job, link);
+        job = each->impl.seq == seq ? each : job;
+    }
+    return job;
+}
+
+static void on_direct(struct cuda *cuda, const struct cuda_message *message)
+{
+    cuda->direct_seq = 0;
+    if (message->answer.status != KVB_OK) {
+        use_pool(cuda, message->answer.cause.text);
+    }
+}
+
+static void note_import(struct cuda *cuda, struct kvt_device_job *job,
+                        const struct cuda_message *message)
+{
+    job->direct = message->answer.direct;
+    if (!message->answer.direct && message->answer.cause.text[0] != '\0') {
+        use_pool(cuda, message->answer.cause.text);
+    }
+}
+
+static void on_moved(struct cuda *cuda, const struct cuda_message *message)
+{
+    struct kvt_device_job *job = job_of(cuda, message->seq);
+    struct kvt_device_move *move = job != NULL ? job->impl.move : NULL;
+    if (move == NULL || message->moved.answer.len > move->answer_cap) {
+        kill_helper(cuda, KVB_ERR_PROTOCOL, "it answered what it was not asked");
+        return;
+    }
+    if (message->moved.answer.len > 0) {
+        memcpy(move->answer, message->moved.answer.data, message->moved.answer.len);
+    }
+    move->answer_len = (uint32_t)message->moved.answer.len;
+    if (message->moved.status == KVB_OK) {
+        cuda->info.moves++;
+    } else if (message->moved.status == KVB_ERR_UNSUPPORTED) {
+        use_pool(cuda, "a node is not reached by the helper's own connections");
+    }
+    end(job, message->moved.status);
+}
+
 static void on_answer(struct cuda *cuda, const struct cuda_message *message)
 {
     kvb_status_t status = message->answer.status;
+    if (cuda->direct_seq != 0 && message->seq == cuda->direct_seq) {
+        on_direct(cuda, message);
+        return;
+    }
     if (status != KVB_OK) {
         note_cause(cuda, message);
     }
@@ -437,13 +508,8 @@ static void on_answer(struct cuda *cuda, const struct cuda_message *message)
         on_ready(cuda, status);
         return;
     }
-    struct kvt_device_job *job = NULL;
-    kvb_list_each(&cuda->jobs, link)
-    {
-        struct kvt_device_job *each = kvb_container_of(link, struct kvt_device_job, link);
-        job = each->impl.seq == message->seq ? each : job;
-    }
-    if (job == NULL) {
+    struct kvt_device_job *job = job_of(cuda, message->seq);
+    if (job == NULL || job->impl.move != NULL) {
         kill_helper(cuda, KVB_ERR_PROTOCOL, "it answered what it was not asked");
         return;
     }
@@ -460,6 +526,7 @@ static void on_answer(struct cuda *cuda, const struct cuda_message *message)
     switch ((enum step)job->impl.step) {
     case IMPORT:
         if (status == KVB_OK) {
+            note_import(cuda, job, message);
             break;
         }
         job->impl.status = status; /* if something of it could not be undone, once more */
@@ -480,6 +547,7 @@ static void on_answer(struct cuda *cuda, const struct cuda_message *message)
         status = job->impl.status;
         break;
     case COPY:
+    case MOVE:
         break;
     }
     end(job, status);
@@ -500,8 +568,10 @@ static void take_answers(struct cuda *cuda)
         if (len <= 0) {
             end_helper(cuda, KVB_ERR_UNAVAILABLE);
         } else if (cuda_message_unpack(cuda->data, (size_t)len, NULL, &message) != KVB_OK ||
-                   message.type != CUDA_ANSWER) {
+                   (message.type != CUDA_ANSWER && message.type != CUDA_MOVED)) {
             kill_helper(cuda, KVB_ERR_PROTOCOL, "it broke the protocol");
+        } else if (message.type == CUDA_MOVED) {
+            on_moved(cuda, &message);
         } else {
             on_answer(cuda, &message);
         }
@@ -581,6 +651,23 @@ static int move_up(int fd)
     return up;
 }
 
+/* Before anything else; if it cannot be said, all goes through the pool. */
+static void ask_direct(struct cuda *cuda)
+{
+    struct cuda_message message = {.type = CUDA_DIRECT};
+    cuda->direct_seq = 0;
+    if (cuda->config.direct == NULL) {
+        return;
+    }
+    message.direct.rdma = *cuda->config.direct->rdma;
+    message.direct.common = *cuda->config.direct->common;
+    cuda->direct_seq = cuda->last_seq + 1;
+    if (say(cuda, &message, -1) != KVB_OK) {
+        use_pool(cuda, "out of memory for asking the helper to");
+    }
+    explicit_bzero(&message.direct.common, sizeof message.direct.common);
+}
+
 static kvb_status_t start_helper(struct cuda *cuda)
 {
     kvb_status_t status = KVB_OK;
@@ -621,6 +708,7 @@ static kvb_status_t start_helper(struct cuda *cuda)
     cuda->info.pid = (int)cuda->pid;
     cuda->info.starts++;
     tell_changed(cuda);
+    ask_direct(cuda);
     return KVB_OK;
 
 err_watch:
@@ -645,6 +733,8 @@ static void begin(struct cuda *cuda, struct kvt_device_job *job, uint64_t id, en
     job->impl.id = id;
     job->impl.step = step;
     job->impl.status = KVB_OK;
+    job->impl.move = NULL;
+    job->direct = false;
     kvb_list_push_back(&cuda->jobs, &job->link);
 }
 
@@ -722,11 +812,62 @@ static void cuda_copy(struct kvt_device *device, bool to_pool,
     set_timer(cuda);
 }
 
+static void cuda_move(struct kvt_device *device, struct kvt_device_move *move,
+                      struct kvt_device_job *job)
+{
+    struct cuda *cuda = of(device);
+    uint64_t now = now_ns(cuda);
+    kvb_assert(move->n > 0 && move->n <= CUDA_PIECES_MAX);
+    for (uint32_t i = 0; i < move->n; i++) {
+        cuda->pieces[i] = (struct cuda_piece){
+            .id = move->pieces[i].id, .offset = move->pieces[i].offset, .len = move->pieces[i].len};
+    }
+    struct cuda_message message = {
+        .type = CUDA_MOVE,
+        .move = {.to_node = move->to_node,
+                 .type = move->type,
+                 .within_ms = move->deadline_ns == KVB_NEVER ? UINT64_MAX
+                              : move->deadline_ns > now ? (move->deadline_ns - now) / KVB_NS_PER_MS
+                                                        : 0,
+                 .answer_cap = move->answer_cap,
+                 .ask = move->ask,
+                 .n = move->n,
+                 .pieces = cuda->pieces},
+    };
+    (void)snprintf(message.move.address, sizeof message.move.address, "%s", move->address);
+    begin(cuda, job, 0, MOVE);
+    job->impl.move = move;
+    move->answer_len = 0;
+    kvb_status_t status =
+        cuda->state == RUNNING ? ask(cuda, job, &message, -1) : KVB_ERR_UNAVAILABLE;
+    if (status != KVB_OK) {
+        end_later(cuda, job, status);
+    }
+    set_timer(cuda);
+}
+
+/* By half of the time, so that it is over without anybody being killed for it. */
+static void stop_move(struct cuda *cuda, const struct kvt_device_job *job, uint64_t deadline_ns)
+{
+    uint64_t now = now_ns(cuda);
+    uint64_t left_ns = deadline_ns > now ? deadline_ns - now : 0;
+    struct cuda_message message = {
+        .type = CUDA_STOP,
+        .stop = {.seq = job->impl.seq, .within_ms = left_ns / 2 / KVB_NS_PER_MS}};
+    if (say(cuda, &message, -1) != KVB_OK) {
+        kill_helper(cuda, KVB_ERR_NO_MEMORY, "out of memory for asking it to stop");
+    }
+}
+
 static void cuda_hurry(struct kvt_device *device, struct kvt_device_job *job, uint64_t deadline_ns)
 {
+    struct cuda *cuda = of(device);
     if (deadline_ns < job->deadline_ns) {
         job->deadline_ns = deadline_ns;
-        set_timer(of(device));
+        if (job->impl.move != NULL && cuda->state == RUNNING) {
+            stop_move(cuda, job, deadline_ns);
+        }
+        set_timer(cuda);
     }
 }
 
@@ -740,6 +881,7 @@ static const struct kvt_device_ops cuda_ops = {
     .import = cuda_import,
     .drop = cuda_drop,
     .copy = cuda_copy,
+    .move = cuda_move,
     .hurry = cuda_hurry,
     .info = cuda_info,
 };
@@ -812,6 +954,7 @@ kvb_status_t kvt_cuda_open(const struct kvt_cuda_config *config, struct kvt_devi
         (struct kvt_device){.ops = &cuda_ops, .sched = config->sched, .pool_len = config->pool_len};
     cuda->config = *config;
     cuda->config.start_ms = config->start_ms > 0 ? config->start_ms : START_MS;
+    cuda->info.direct = config->direct != NULL;
     cuda->lock_path = strdup(config->lock_path);
     cuda->program = strdup(config->program != NULL ? config->program : "/proc/self/exe");
     cuda->pool_fd = cuda->process = cuda->socket = -1;

@@ -8,12 +8,16 @@
  * of its own watches for that, because a call of the driver may never return. It undoes nothing
  * then; the driver does, for a process that ends.
  *
- * The main thread answers imports and drops, one at a time. A thread for each direction copies: it
- * takes what is queued, submits it, waits, and answers. Each answer is one datagram, so they need
- * no lock.
+ * The main thread answers imports and drops, one at a time, and, where the memory is reached by an
+ * RDMA device, drives that (gpu_direct.h). A thread for each direction copies: it takes what is
+ * queued, submits it, waits, and answers. Each answer is one datagram, so they need no lock.
  */
+#include "helper.h"
+
 #include "gpu.h"
+#include "gpu_direct.h"
 #include "lock.h"
+#include "loop.h"
 #include "message.h"
 
 #include "base/assert.h"
@@ -38,6 +42,7 @@
 
 #define COPIES_MAX   4096u /* queued in one direction */
 #define JOBS_AT_ONCE 32u   /* begun before the first of them is waited for */
+#define READS_MAX    64u   /* questions taken before anything else has its turn */
 
 struct job {
     struct kvb_item item;
@@ -58,19 +63,19 @@ struct helper {
     struct kvt_cu cu;
     struct gpu gpu; /* regions: main thread only */
     struct copier copiers[2];
+    /* main thread only */
+    struct helper_loop loop;
+    struct kvb_io_watch socket;
+    bool over;                 /* the socket is of no use any more */
+    struct gpu_direct *direct; /* NULL: not asked for, or not to be had */
+    const struct kvt_verbs *verbs;
 };
 
-static void answer(uint64_t seq, kvb_status_t status, const struct gpu_ledger *ledger,
-                   const struct gpu_cause *cause)
+static void say(const struct cuda_message *message)
 {
-    struct cuda_message message = {
-        .type = CUDA_ANSWER,
-        .seq = seq,
-        .answer = {.status = status, .ledger = *ledger, .cause = *cause},
-    };
     struct kvb_writer writer;
     kvb_writer_init(&writer, CUDA_MESSAGE_MAX);
-    cuda_message_pack(&writer, &message);
+    cuda_message_pack(&writer, message);
     ssize_t sent = -1;
     if (writer.status == KVB_OK) {
         do {
@@ -81,6 +86,16 @@ static void answer(uint64_t seq, kvb_status_t status, const struct gpu_ledger *l
         _exit(1); /* an answer that cannot be given: the end of this process is one */
     }
     kvb_writer_cleanup(&writer);
+}
+
+static void answer(uint64_t seq, kvb_status_t status, const struct gpu_ledger *ledger,
+                   const struct gpu_cause *cause)
+{
+    say(&(struct cuda_message){
+        .type = CUDA_ANSWER,
+        .seq = seq,
+        .answer = {.status = status, .ledger = *ledger, .cause = *cause},
+    });
 }
 
 /* ---- copies ---- */
@@ -210,7 +225,101 @@ static void start_copier(struct helper *helper, bool to_pool)
     }
 }
 
+/* ---- memory that an RDMA device reaches ---- */
+
+static struct gpu_ledger count(const struct helper *helper)
+{
+    struct gpu_ledger ledger = gpu_count(&helper->gpu);
+    if (helper->direct != NULL) {
+        gpu_direct_count(helper->direct, &ledger);
+    }
+    return ledger;
+}
+
+static void on_moved(void *ctx, uint64_t seq, kvb_status_t status, const uint8_t *text,
+                     uint32_t len)
+{
+    (void)ctx;
+    say(&(struct cuda_message){
+        .type = CUDA_MOVED, .seq = seq, .moved = {.status = status, .answer = {text, len}}});
+}
+
+static const struct gpu_direct_ops direct_ops = {.moved = on_moved};
+
+static kvb_status_t open_direct(struct helper *helper, const struct cuda_message *message,
+                                struct gpu_cause *cause)
+{
+    struct kvt_rdma_config rdma = message->direct.rdma;
+    rdma.verbs = helper->verbs;
+    const struct gpu_direct_config config = {
+        .sched = &helper->loop.sched,
+        .io = &helper->loop.io,
+        .cu = &helper->cu,
+        .rdma = &rdma,
+        .common = &message->direct.common,
+        .ops = &direct_ops,
+        .ctx = helper,
+    };
+    return helper->direct != NULL ? KVB_ERR_EXISTS
+                                  : gpu_direct_open(&config, &helper->direct, cause);
+}
+
+static void move(struct helper *helper, const struct cuda_message *message)
+{
+    kvb_status_t status =
+        helper->direct != NULL ? gpu_direct_move(helper->direct, message) : KVB_ERR_UNSUPPORTED;
+    if (status != KVB_OK) {
+        on_moved(helper, message->seq, status, NULL, 0);
+    }
+}
+
+/* The registration first: a NIC must not hold what is unmapped. */
+struct drop {
+    struct helper *helper;
+    uint64_t seq, id;
+};
+
+static void on_deregistered(void *arg, kvb_status_t status)
+{
+    struct drop *drop = arg;
+    struct helper *helper = drop->helper;
+    struct gpu_cause cause = {0};
+    if (status == KVB_OK) {
+        status = gpu_drop(&helper->gpu, drop->id, &cause);
+    } else {
+        (void)snprintf(cause.text, sizeof cause.text,
+                       "the RDMA device does not let go of the memory");
+    }
+    struct gpu_ledger ledger = count(helper);
+    answer(drop->seq, status, &ledger, &cause);
+    free(drop);
+}
+
+static void drop_direct(struct helper *helper, const struct cuda_message *message)
+{
+    struct drop *drop = malloc(sizeof *drop);
+    if (drop == NULL) {
+        _exit(1); /* the release that always works */
+    }
+    *drop = (struct drop){.helper = helper, .seq = message->seq, .id = message->drop};
+    gpu_direct_remove(helper->direct, drop->id, on_deregistered, drop);
+}
+
 /* ---- questions ---- */
+
+/* Registered, too, if that was asked for; if it cannot be, the pool serves the region. */
+static void import(struct helper *helper, const struct cuda_message *message)
+{
+    struct cuda_message said = {.type = CUDA_ANSWER, .seq = message->seq};
+    kvb_status_t status = gpu_import(&helper->gpu, &message->import, &said.answer.cause);
+    if (status == KVB_OK && helper->direct != NULL) {
+        const struct gpu_region *region = gpu_find(&helper->gpu, message->import.id);
+        said.answer.direct = gpu_direct_add(helper->direct, region, &said.answer.cause) == KVB_OK;
+    }
+    said.answer.status = status;
+    said.answer.ledger = count(helper);
+    say(&said);
+}
 
 static void handle(struct helper *helper, struct cuda_message *message, int fd)
 {
@@ -219,9 +328,13 @@ static void handle(struct helper *helper, struct cuda_message *message, int fd)
     switch (message->type) {
     case CUDA_IMPORT:
         message->import.fd = fd;
-        status = gpu_import(&helper->gpu, &message->import, &cause);
-        break;
+        import(helper, message);
+        return;
     case CUDA_DROP:
+        if (helper->direct != NULL) {
+            drop_direct(helper, message);
+            return;
+        }
         status = gpu_drop(&helper->gpu, message->drop, &cause);
         break;
     case CUDA_COPY:
@@ -230,11 +343,23 @@ static void handle(struct helper *helper, struct cuda_message *message, int fd)
             return; /* answered when it is over */
         }
         break;
+    case CUDA_DIRECT:
+        status = open_direct(helper, message, &cause);
+        break;
+    case CUDA_MOVE:
+        move(helper, message);
+        return;
+    case CUDA_STOP:
+        if (helper->direct != NULL) {
+            gpu_direct_stop(helper->direct, message->stop.seq, message->stop.within_ms);
+        }
+        return;
     case CUDA_ANSWER:
+    case CUDA_MOVED:
     default:
         _exit(1);
     }
-    struct gpu_ledger ledger = gpu_count(&helper->gpu);
+    struct gpu_ledger ledger = count(helper);
     answer(message->seq, status, &ledger, &cause);
 }
 
@@ -251,7 +376,8 @@ static int take_fd(struct msghdr *msg)
     return fd;
 }
 
-static void serve(struct helper *helper)
+/* One question. False: there is none now. */
+static bool take_question(struct helper *helper)
 {
     static uint8_t data[CUDA_MESSAGE_MAX];
     static struct cuda_piece pieces[CUDA_PIECES_MAX];
@@ -259,27 +385,51 @@ static void serve(struct helper *helper)
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr align;
     } control;
-    for (;;) {
-        struct iovec iov = {data, sizeof data};
-        struct msghdr msg = {.msg_iov = &iov,
-                             .msg_iovlen = 1,
-                             .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
-        ssize_t len = recvmsg(KVT_CUDA_SOCKET_FD, &msg, MSG_CMSG_CLOEXEC);
-        if (len < 0 && errno == EINTR) {
-            continue;
-        }
-        struct cuda_message message;
-        if (len <= 0 || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
-            cuda_message_unpack(data, (size_t)len, pieces, &message) != KVB_OK) {
-            return;
-        }
-        int fd = take_fd(&msg);
-        bool wants_fd = message.type == CUDA_IMPORT && message.import.source == GPU_SOURCE_FD;
-        if (wants_fd != (fd >= 0)) {
-            return;
-        }
+    struct iovec iov = {data, sizeof data};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.bytes,
+                         .msg_controllen = sizeof control.bytes};
+    ssize_t len = recvmsg(KVT_CUDA_SOCKET_FD, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (len < 0 && (errno == EINTR || errno == EAGAIN)) {
+        return errno == EINTR;
+    }
+    struct cuda_message message;
+    helper->over = len <= 0 || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+                   cuda_message_unpack(data, (size_t)len, pieces, &message) != KVB_OK;
+    if (helper->over) {
+        return false;
+    }
+    int fd = take_fd(&msg);
+    bool wants_fd = message.type == CUDA_IMPORT && message.import.source == GPU_SOURCE_FD;
+    helper->over = wants_fd != (fd >= 0);
+    if (!helper->over) {
         handle(helper, &message, fd);
+    }
+    return !helper->over;
+}
+
+static void on_socket(struct kvb_io_watch *watch, unsigned events)
+{
+    struct helper *helper = kvb_container_of(watch, struct helper, socket);
+    (void)events;
+    for (uint32_t i = 0; i < READS_MAX && take_question(helper); i++) {
+    }
+}
+
+static void serve(struct helper *helper, const struct cuda_helper_edges *edges)
+{
+    helper->socket = (struct kvb_io_watch){.fd = KVT_CUDA_SOCKET_FD, .fn = on_socket};
+    if (helper_loop_init(&helper->loop) != KVB_OK ||
+        kvb_io_watch(&helper->loop.io, &helper->socket, KVB_IO_READ) != KVB_OK) {
+        return;
+    }
+    helper->verbs = edges->verbs;
+    if (edges->started != NULL) {
+        edges->started(&helper->loop.sched, &helper->loop.io);
+    }
+    while (!helper->over) {
+        helper_loop_step(&helper->loop);
     }
 }
 
@@ -353,7 +503,7 @@ static kvb_status_t start(struct helper *helper, const char *lock_path, struct g
     return KVB_OK;
 }
 
-int kvt_cuda_helper_main(int argc, char **argv)
+int cuda_helper_main(int argc, char **argv, const struct cuda_helper_edges *edges)
 {
     static struct helper helper; /* to the end of the process */
     if (argc != 3) {
@@ -366,7 +516,12 @@ int kvt_cuda_helper_main(int argc, char **argv)
     kvb_status_t status = start(&helper, argv[1], &cause);
     answer(0, status, &ledger, &cause);
     if (status == KVB_OK) {
-        serve(&helper);
+        serve(&helper, edges);
     }
     return 1; /* the daemon ends it by closing its socket, which is noticed elsewhere */
+}
+
+int kvt_cuda_helper_main(int argc, char **argv)
+{
+    return cuda_helper_main(argc, argv, &(struct cuda_helper_edges){.verbs = NULL});
 }

@@ -48,6 +48,8 @@ typedef enum cudaError_enum {
 #define KVT_CU_CONSTANTS(X)                                                                        \
     X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                                \
     X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)                        \
+    X(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, 117)                               \
+    X(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, 118)                                    \
     X(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, 124)                                                  \
     X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 128)                                       \
     X(CU_MEM_HANDLE_TYPE_NONE, 0)                                                                  \
@@ -60,7 +62,12 @@ typedef enum cudaError_enum {
     X(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 1)                                                      \
     X(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)                                                        \
     X(CU_MEMCPY_SRC_ACCESS_ORDER_ANY, 3)                                                           \
-    X(CU_STREAM_NON_BLOCKING, 1)
+    X(CU_STREAM_NON_BLOCKING, 1)                                                                   \
+    X(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST, 1)                                              \
+    X(CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE, 0)                                                  \
+    X(CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER, 100)                                               \
+    X(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES, 200)                                         \
+    X(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX, 0)
 enum kvt_cu_constant {
 #define X(name, value) KVT_CU_NAME(name) = (value),
     KVT_CU_CONSTANTS(X)
@@ -72,6 +79,8 @@ typedef unsigned CUdevice_attribute;
 typedef unsigned CUmemAllocationHandleType;
 typedef unsigned CUmemAllocationGranularity_flags;
 typedef unsigned CUmemRangeHandleType;
+typedef unsigned CUflushGPUDirectRDMAWritesTarget;
+typedef unsigned CUflushGPUDirectRDMAWritesScope;
 typedef unsigned CUdriverProcAddressQueryResult;
 typedef uint64_t cuuint64_t;
 

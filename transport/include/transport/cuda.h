@@ -4,6 +4,7 @@
 
 #include "base/io.h"
 #include "transport/device.h"
+#include "transport/rdma.h"
 #include "transport/region.h"
 
 /*
@@ -17,6 +18,11 @@
  * Loop thread only. The thread that first imports must live as long as the helper is to (it ends
  * with its parent, which to the kernel is that thread).
  */
+struct kvt_cuda_direct {                  /* an RDMA device is to reach the memory itself */
+    const struct kvt_rdma_config *rdma;   /* verbs: not used */
+    const struct kvt_peer_common *common; /* of connections to nodes; net: not used */
+};
+
 struct kvt_cuda_config {
     struct kvb_sched *sched;
     struct kvb_io *io;
@@ -26,6 +32,13 @@ struct kvt_cuda_config {
     uint64_t owner;        /* of the regions it is for: one value per engine rank */
     uint64_t pool_len;     /* bytes; a multiple of the page size; what one transfer may have */
     uint32_t start_ms;     /* until a helper must be ready; 0: 30,000 */
+    /*
+     * NULL: all goes through the pool. Else what can goes without, between the helper's own
+     * connections and nodes that the transport reaches by RDMA (kvt_transport_ops.rdma_address);
+     * and nobody here hashes it. What cannot goes through the pool, for a reason that the log says
+     * once and info keeps. Borrowed, as is all of it.
+     */
+    const struct kvt_cuda_direct *direct;
 };
 
 /* Registers the pool with every transport; starts nothing. INVALID, NO_MEMORY, LIMIT, IO. */

@@ -5,6 +5,7 @@
 #include "base/list.h"
 #include "base/sched.h"
 #include "base/status.h"
+#include "base/wire.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,12 +30,14 @@ struct kvt_device_job {
     void (*done)(struct kvt_device_job *job, kvb_status_t status);
     uint64_t deadline_ns;
     struct kvb_list link; /* in a list of the device's while the job runs; empty: it does not */
+    bool direct;          /* set when an import is done: move() takes it */
     /* the device's own */
     struct {
         uint64_t seq;
         uint64_t id;
         unsigned step;
         kvb_status_t status;
+        struct kvt_device_move *move;
     } impl;
 };
 
@@ -45,10 +48,29 @@ struct kvt_device_piece {
     uint64_t len;
 };
 
+/* A transfer that the device's process makes by itself, over connections of its own to the node: a
+ * question with a body, as in transport.h. All of it stays as it is until the job is done. */
+struct kvt_device_move {
+    const char *address; /* of the node; shorter than KVT_DEVICE_ADDRESS_MAX */
+    bool to_node;
+    uint16_t type;
+    struct kvb_span ask; /* at most KVT_DEVICE_ASK_MAX */
+    uint8_t *answer;
+    uint32_t answer_cap; /* at most KVT_DEVICE_ANSWER_MAX */
+    uint32_t answer_len; /* set before the job is done */
+    uint64_t deadline_ns;
+    const struct kvt_device_piece *pieces; /* of imports that are direct; pool_offset: unused */
+    uint32_t n;
+};
+#define KVT_DEVICE_ADDRESS_MAX 80u
+#define KVT_DEVICE_ASK_MAX     8192u
+#define KVT_DEVICE_ANSWER_MAX  1024u
+
 /* The other process, for operators: what it held when it last answered for an import or a drop, in
  * references of each kind. */
 #define KVT_DEVICE_HOLDINGS(X)                                                                     \
-    X(regions) X(descriptors) X(handles) X(addresses) X(mappings) X(contexts)
+    X(regions)                                                                                     \
+    X(descriptors) X(handles) X(addresses) X(mappings) X(contexts) X(dma_bufs) X(registrations)
 
 #define KVT_DEVICE_CAUSE_MAX 192
 
@@ -60,6 +82,10 @@ struct kvt_device_info {
     KVT_DEVICE_HOLDINGS(X)
 #undef X
     char cause[KVT_DEVICE_CAUSE_MAX]; /* of the last failure, for people; "" */
+    /* Where regions can be reached by an RDMA device: */
+    bool direct;                           /* it was asked for */
+    uint64_t moves;                        /* transfers that went without the pool */
+    char pool_cause[KVT_DEVICE_CAUSE_MAX]; /* why the pool was used instead, last; "" */
 };
 
 struct kvt_device_ops {
@@ -79,7 +105,14 @@ struct kvt_device_ops {
      * running any more. */
     void (*copy)(struct kvt_device *device, bool to_pool, const struct kvt_device_piece *pieces,
                  uint32_t n, struct kvt_device_job *job);
-    /* Brings the deadline of a running job forward. */
+    /*
+     * NULL: never. done: as the end of a transfer; UNSUPPORTED: it was not begun, and is to go
+     * through the pool; UNAVAILABLE: that process died. In all cases: nothing of it is running any
+     * more.
+     */
+    void (*move)(struct kvt_device *device, struct kvt_device_move *move,
+                 struct kvt_device_job *job);
+    /* Brings the deadline of a running job forward; a move is told to end by half of that. */
     void (*hurry)(struct kvt_device *device, struct kvt_device_job *job, uint64_t deadline_ns);
     void (*info)(struct kvt_device *device, struct kvt_device_info *info_p);
 };

@@ -60,6 +60,7 @@ struct kvt_transfer {
         struct kvb_list link;
         void *state;
         void *staging; /* it names memory of a device: where it is on its way through the pool */
+        void *direct;  /* or its way without */
         bool staged;   /* it is the part of such a one that the transport moves */
     } impl;
 };
@@ -79,6 +80,9 @@ struct kvt_transport_ops {
     kvb_status_t (*start)(struct kvt_transport *transport, struct kvt_transfer *transfer);
     void (*cancel)(struct kvt_transport *transport, struct kvt_transfer *transfer,
                    uint64_t stop_deadline_ns);
+    /* NULL, or where another process of this host, with the same secret, reaches the node by RDMA:
+     * valid until the next call of the transport. NULL: nowhere. */
+    const char *(*rdma_address)(const struct kvt_transport *transport);
     kvb_status_t (*region_register)(struct kvt_transport *transport, struct kvt_region *region);
     /* No transfer names it. Not OK: the registration stands as before, and is asked for again. One
      * that is not there: OK. */
