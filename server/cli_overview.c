@@ -257,8 +257,8 @@ static void references(char *cell, const json_t *held)
 
 static void print_ranks(const json_t *instances)
 {
-    static const char *const head[] = {"INSTANCE", "RANK",  "STATE", "REGIONS",    "BYTES",
-                                       "HELPER",   "HOLDS", "KILLS", "LAST CAUSE", NULL};
+    static const char *const head[] = {"INSTANCE", "RANK", "STATE", "REGIONS",    "BYTES", "HELPER",
+                                       "HOLDS",    "PATH", "KILLS", "LAST CAUSE", NULL};
     struct table table = {0};
     size_t i;
     size_t k;
@@ -282,8 +282,9 @@ static void print_ranks(const json_t *instances)
             bytes(row[4], json_object_get(regions, "bytes"));
             count(row[5], json_object_get(helper, "pid"));
             references(row[6], json_object_get(helper, "held"));
-            count(row[7], json_object_get(helper, "kills"));
-            text(row[8], json_object_get(helper, "last_cause"));
+            text(row[7], json_object_get(helper, "path"));
+            count(row[8], json_object_get(helper, "kills"));
+            text(row[9], json_object_get(helper, "last_cause"));
         }
     }
     if (table.rows > 1) {

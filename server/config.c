@@ -62,6 +62,11 @@ static kvb_status_t check_store(const struct kvp_config *config, char *error)
                           "give --etcd, or one of: auto loopback",
                           config->transport);
     }
+    bool rdma = strcmp(config->transport, "auto") == 0 || strcmp(config->transport, "rdma") == 0;
+    if (strcmp(config->gpu_rdma, "direct") == 0 && (!cluster || !rdma)) {
+        return kvp_refuse(error, "gpu-rdma: direct is for rdma to store nodes, which there is none "
+                                 "of: give --etcd and --transport auto or rdma, or one of: staged");
+    }
     if (!cluster && config->cluster_listen[0] != '\0') {
         return kvp_refuse(error, "cluster-listen: nobody would hear of it: give --etcd too");
     }

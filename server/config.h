@@ -84,6 +84,10 @@
     X(cuda_pool_bytes, BYTES, "cuda-pool-bytes", "64MiB", "1MiB 64GiB",                            \
       "pinned memory through which the GPU memory of one engine rank moves: at least one batch "   \
       "entry's bytes; taken when a rank hands GPU memory over")                                    \
+    X(gpu_rdma, CHOICE, "gpu-rdma", "staged", "staged direct",                                     \
+      "how GPU memory moves by rdma: staged goes through cuda-pool-bytes and is checksummed; "     \
+      "direct lets the RDMA device reach it where it and the driver can, and then no checksum is " \
+      "made or compared at the engine's end (integrity=transport)")                                \
     KVP_REST_KEYS(X)                                                                               \
     X(fault, TEXT, "fault", "", "",                                                                \
       "take a protection out, to see that the rehearsal notices (only in builds for that; "        \

@@ -291,6 +291,7 @@ static kvb_status_t create_link(struct kvp_daemon *daemon)
         .regions = kvp_storage_regions(daemon->storage),
         .socket = config->engine_socket,
         .pool_len = config->cuda_pool_bytes,
+        .direct = kvp_storage_gpu_rdma(daemon->storage),
     };
     const struct kvp_link_config link = {
         .sched = kvp_loop_sched(daemon->loop),

@@ -82,6 +82,7 @@ static kvb_status_t open_device(void *ctx, const char *rank, uint64_t owner,
         .lock_path = lock_path,
         .owner = owner,
         .pool_len = (devices->pool_len + page - 1) / page * page,
+        .direct = devices->direct,
     };
     kvb_status_t status = kvt_cuda_open(&config, device_p);
     if (status != KVB_OK) {

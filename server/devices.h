@@ -17,6 +17,7 @@ struct kvp_devices {
     struct kvt_regions *regions;
     const char *socket; /* path of the engine socket */
     uint64_t pool_len;
+    const struct kvt_cuda_direct *direct; /* an RDMA device is to reach it; NULL: none is */
 };
 
 extern const struct kvp_link_devices kvp_device_ops; /* their ctx: a struct kvp_devices */

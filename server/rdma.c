@@ -68,6 +68,7 @@ kvb_status_t kvp_rdma_open(const struct kvp_cluster_config *config, struct kvb_s
             .retries = (uint32_t)config->rdma_retries,
             .rnr_retries = (uint32_t)config->rdma_rnr_retries,
         };
+        rdma.config = wanted;
         kvb_status_t status = kvt_rdma_device_open(&wanted, sched, io, &rdma.device, reason);
         if (status == KVB_OK) {
             tell_device(&rdma);

@@ -17,6 +17,7 @@
  */
 #define KVP_RDMA_ADDRESS_MAX 64
 struct kvp_rdma {
+    struct kvt_rdma_config config;  /* that was asked for; strings are the program's config's */
     struct kvt_rdma_device *device; /* NULL: tcp carries everything */
     bool only;                      /* tcp is not to be used in its place */
     /* The own share, once it is registered; NULL: it is not served by rdma. */

@@ -12,6 +12,7 @@
 #include "base/faults.h"
 #include "base/log.h"
 #include "store/node.h"
+#include "transport/cuda.h"
 #include "transport/transport.h"
 
 #include <stdio.h>
@@ -41,6 +42,11 @@ struct kvp_storage {
     struct kvt_net *net;
     struct kvp_rdma rdma;
     struct kvt_rdma_memory *memory; /* the engines', for rdma; NULL: none */
+    struct kvt_peer_common common;
+    struct kvt_rdma_config
+        gpu_rdma_device; /* the daemon's own, or, if it has none, what it wanted */
+    struct kvt_cuda_direct gpu_rdma;
+    struct kvt_rdma_info rdma_info;
     struct kvp_server *server;
     struct kvp_leaving leaving;
     struct kvs_node_record record; /* of the own share */
@@ -152,6 +158,23 @@ static kvb_status_t create_server(struct kvp_storage *storage,
     return KVB_OK;
 }
 
+/* What a helper needs to reach nodes as this process does. Where it has no device, a helper finds
+ * that out, too, and says why. */
+static void set_gpu_rdma(struct kvp_storage *storage, const struct kvt_peer_common *common)
+{
+    if (strcmp(storage->config->gpu_rdma, "direct") != 0) {
+        return;
+    }
+    storage->common = *common;
+    storage->gpu_rdma_device = storage->rdma.config;
+    if (storage->rdma.device != NULL) {
+        kvt_rdma_device_info(storage->rdma.device, &storage->rdma_info);
+        storage->gpu_rdma_device.device = storage->rdma_info.device;
+        storage->gpu_rdma_device.port = storage->rdma_info.port;
+    }
+    storage->gpu_rdma = (struct kvt_cuda_direct){&storage->gpu_rdma_device, &storage->common};
+}
+
 static kvb_status_t create_in_cluster(struct kvp_storage *storage)
 {
     const struct kvp_config *config = storage->config;
@@ -174,6 +197,9 @@ static kvb_status_t create_in_cluster(struct kvp_storage *storage)
     }
     if (status == KVB_OK) {
         status = kvp_rdma_open(&cluster, sched, io, &storage->rdma);
+    }
+    if (status == KVB_OK) {
+        set_gpu_rdma(storage, &params.common);
     }
     if (status == KVB_OK && storage->rdma.device != NULL) {
         status = kvt_rdma_memory_create(storage->rdma.device, storage->regions, &storage->memory);
@@ -290,6 +316,11 @@ struct kvp_cluster *kvp_storage_cluster(struct kvp_storage *storage)
     return storage->cluster;
 }
 
+const struct kvt_cuda_direct *kvp_storage_gpu_rdma(const struct kvp_storage *storage)
+{
+    return storage->gpu_rdma.rdma != NULL ? &storage->gpu_rdma : NULL;
+}
+
 /* ---- stop ---- */
 
 bool kvp_storage_leave(struct kvp_storage *storage, void (*left)(void *ctx), void *ctx)
@@ -341,5 +372,6 @@ void kvp_storage_destroy(struct kvp_storage *storage)
         kvs_keeper_stop(&storage->keeper);
         kvs_share_destroy(storage->share);
     }
+    explicit_bzero(&storage->common, sizeof storage->common);
     free(storage);
 }

@@ -76,6 +76,13 @@ static json_t *helper_json(const struct kvt_device_info *info)
         kvp_json_set_u64(json, "pid", (uint64_t)info->pid);
     }
     kvp_json_set_text(json, "last_cause", info->cause);
+    bool direct = info->registrations > 0;
+    (void)json_object_update_new(json, json_pack("{s:s, s:s, s:s, s:I}", "gpu_rdma",
+                                                 info->direct ? "direct" : "staged", "path",
+                                                 direct ? "direct" : "pool", "integrity",
+                                                 direct ? "transport" : "checksum",
+                                                 "direct_transfers", (json_int_t)info->moves));
+    kvp_json_set_text(json, "pool_cause", info->pool_cause);
     return json;
 }
 

@@ -123,7 +123,11 @@ void kvp_fleet_each_rank(struct kvp_fleet *fleet, const char *instance,
                                                 .failures = 4,
                                                 .regions = 1,
                                                 .mappings = 1,
-                                                .cause = "mem_map: CUDA_ERROR_OUT_OF_MEMORY"};
+                                                .cause = "mem_map: CUDA_ERROR_OUT_OF_MEMORY",
+                                                .registrations = 1,
+                                                .direct = true,
+                                                .moves = 12,
+                                                .pool_cause = "a reason"};
     struct kvp_rank_view view = {.attached = true,
                                  .worker = true,
                                  .scheduler = true,

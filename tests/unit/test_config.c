@@ -295,6 +295,20 @@ Test(config, a_transport_that_cannot_be_is_refused_with_what_is_possible)
     REFUSED("one of: auto loopback", "--transport=rdma");
 }
 
+Test(config, gpu_memory_is_reached_by_rdma_only_where_there_is_some)
+{
+    struct kvp_config config = {0};
+    cr_assert_eq(READ(&config, ETCD, "--store-bytes=0", "--gpu-rdma=direct"), KVB_OK);
+    cr_expect_str_eq(config.gpu_rdma, "direct");
+    kvp_config_cleanup(&config);
+    cr_assert_eq(READ(&config, "--store-bytes=2MiB"), KVB_OK);
+    cr_expect_str_eq(config.gpu_rdma, "staged");
+    kvp_config_cleanup(&config);
+    REFUSED("one of: staged", "--gpu-rdma=direct");
+    REFUSED("one of: staged", ETCD, "--store-bytes=0", "--transport=tcp", "--gpu-rdma=direct");
+    REFUSED("staged direct", ETCD, "--store-bytes=0", "--gpu-rdma=both");
+}
+
 Test(config, rdma_is_asked_for_with_its_limits)
 {
     struct kvp_config config;
