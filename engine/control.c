@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define LINE_MAX_BYTES (1u << 20)
+#define OUT_MAX_BYTES  (64u << 20) /* of answers that nobody reads */
 
 struct kve_control {
     struct kve_engine *engine;
@@ -18,6 +19,8 @@ struct kve_control {
     bool told_attached, told_refused;
     char *line;
     size_t len, cap;
+    char *out; /* not sent yet */
+    size_t out_len, out_cap;
 };
 
 struct kve_control *kve_control_create(struct kve_engine *engine, int fd)
@@ -44,32 +47,66 @@ void kve_control_destroy(struct kve_control *control)
 {
     close(control->fd);
     free(control->line);
+    free(control->out);
     free(control);
 }
 
-/* Answers are few and small against the socket's buffer, so writing them may wait. Takes `object`.
- */
+bool kve_control_flush(struct kve_control *control)
+{
+    size_t done = 0;
+
+    while (done < control->out_len && !control->gone) {
+        ssize_t n = send(control->fd, control->out + done, control->out_len - done,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EAGAIN) {
+            break;
+        }
+        done += n > 0 ? (size_t)n : 0;
+        control->gone = control->gone || (n < 0 && errno != EINTR);
+    }
+    if (done > 0) {
+        control->out_len -= done;
+        memmove(control->out, control->out + done, control->out_len);
+    }
+    return control->out_len > 0 && !control->gone;
+}
+
+/* Room for len more bytes of answers. */
+static bool make_room(struct kve_control *control, size_t len)
+{
+    size_t need = control->out_len + len;
+
+    if (need > OUT_MAX_BYTES) {
+        return false;
+    }
+    if (need > control->out_cap) {
+        char *more = realloc(control->out, 2 * need);
+        if (more == NULL) {
+            return false;
+        }
+        control->out = more;
+        control->out_cap = 2 * need;
+    }
+    return true;
+}
+
+/* Never waits: what the other side does not read now is sent when it does. Takes `object`. */
 static void say(struct kve_control *control, json_t *object)
 {
     char *text = object == NULL ? NULL : json_dumps(object, JSON_COMPACT);
-    size_t len, done = 0;
+    size_t len = text == NULL ? 0 : strlen(text);
 
     json_decref(object);
-    if (text == NULL) {
-        control->gone = true; /* out of memory: the asker learns by the end of the stream */
+    if (text == NULL || !make_room(control, len + 1)) {
+        control->gone = true; /* the asker learns by the end of the stream */
+        free(text);
         return;
     }
-    len = strlen(text);
-    text[len++] = '\n'; /* in place of the NUL */
-    while (done < len && !control->gone) {
-        ssize_t n = send(control->fd, text + done, len - done, MSG_NOSIGNAL);
-        if (n > 0) {
-            done += (size_t)n;
-        } else if (n < 0 && errno != EINTR) {
-            control->gone = true;
-        }
-    }
+    memcpy(control->out + control->out_len, text, len);
+    control->out[control->out_len + len] = '\n';
+    control->out_len += len + 1;
     free(text);
+    (void)kve_control_flush(control);
 }
 
 static void say_error(struct kve_control *control, json_int_t id, const char *text)

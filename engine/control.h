@@ -34,6 +34,8 @@ struct kve_control *kve_control_create(struct kve_engine *engine, int fd);
 void kve_control_destroy(struct kve_control *control);
 /* Reads and obeys what has come. False: the other side is gone. */
 bool kve_control_read(struct kve_control *control);
+/* Sends what waits; true: there is more, poll for writing. */
+bool kve_control_flush(struct kve_control *control);
 /* Says what happened by itself. */
 void kve_control_tell(struct kve_control *control);
 

@@ -216,6 +216,7 @@ struct kve_engine {
     struct kve_ranks *ranks; /* the others; NULL: none. Borrowed */
     char layout[80];
     bool attached;
+    bool named;   /* its weights have a name: it shares */
     bool lost;    /* the daemon went away: attach again */
     bool refused; /* the daemon does not want it: last_error says why */
     bool closing;

@@ -39,6 +39,8 @@ enum setting {
     SET_REQUESTS,
     SET_SEED,
     SET_SPEED,
+    SET_PROMPT,
+    SET_MAX_TOKENS,
     SET_MISBEHAVE,
     SET_CONTROL,
     SET_HELP,
@@ -64,6 +66,8 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_REQUESTS] = {"requests", "N", "1000", "how many of them"},
     [SET_SEED] = {"seed", "N", "1", "of the generated trace"},
     [SET_SPEED] = {"speed", "X", "idle", "replay the trace at X times its pace; 0: at once"},
+    [SET_PROMPT] = {"prompt", "TEXT", "none", "continue it by the model, tell, and end"},
+    [SET_MAX_TOKENS] = {"max-tokens", "N", "32", "by so many tokens (bytes)"},
     [SET_MISBEHAVE] = {"misbehave", "CALL-HOW[:N],...", "", "for tests: release-late:MS, ..."},
     [SET_CONTROL] = {"control", "FD", "", "for the rehearsal: obey JSON lines"},
     [SET_HELP] = {"help", NULL, "", "this text"},
@@ -75,6 +79,8 @@ struct settings {
     uint32_t requests;
     uint64_t seed;
     double speed; /* negative: idle */
+    const char *prompt;
+    uint32_t max_tokens;
     bool help;
 };
 
@@ -141,6 +147,11 @@ static bool take(void *ctx, size_t i, const char *value)
     case SET_SPEED:
         settings->speed = strtod(value, &end);
         return end != value && *end == '\0' && settings->speed >= 0 && settings->speed <= 1e9;
+    case SET_PROMPT:
+        settings->prompt = value;
+        return true;
+    case SET_MAX_TOKENS:
+        return kve_option_number32(value, 1, KVE_MODEL_CONTEXT, &settings->max_tokens);
     case SET_MISBEHAVE:
         return kve_misbehave_parse(value, &engine->misbehave);
     case SET_CONTROL:
@@ -207,6 +218,88 @@ static int replay_turn(struct replay *replay, struct kve_engine *engine)
     return -1;
 }
 
+/* ---- one prompt ---- */
+
+#define NAME_WAIT_MS 5000 /* for the name of the weights, without which nothing is shared */
+
+struct prompting {
+    const struct settings *settings;
+    uint64_t attached_ns;
+    bool asked, ended;
+    int code;
+};
+
+static void continued(void *arg, struct kve_run *run)
+{
+    struct prompting *prompting = arg;
+    const json_t *output = json_array_get(run->outputs, 0), *token;
+    size_t i;
+
+    prompting->ended = true;
+    if (!json_is_object(output)) {
+        fprintf(stderr, "kvplane engine: aborted\n");
+        return;
+    }
+    printf("tokens:");
+    json_array_foreach(json_object_get(output, "tokens"), i, token)
+    {
+        printf(" %d", (int)json_integer_value(token));
+    }
+    printf("\nblocks of the prompt: %d from the store, %d computed; %" PRIu64 " put\n",
+           (int)json_integer_value(json_object_get(output, "store_blocks")),
+           (int)json_integer_value(json_object_get(output, "computed_blocks")), run->counts.stored);
+    prompting->code = 0;
+}
+
+static bool start_prompt(struct prompting *prompting, struct kve_engine *engine)
+{
+    const char *text = prompting->settings->prompt;
+    json_t *tokens = json_array(), *prompts = json_pack("[o]", tokens);
+    kvb_status_t status = prompts == NULL ? KVB_ERR_NO_MEMORY : KVB_OK;
+    struct kve_run *run;
+
+    for (size_t i = 0; text[i] != '\0' && status == KVB_OK; i++) {
+        status = json_array_append_new(tokens, json_integer((unsigned char)text[i])) == 0
+                     ? KVB_OK
+                     : KVB_ERR_NO_MEMORY;
+    }
+    if (status == KVB_OK) {
+        status = kve_engine_generate(engine, prompts, prompting->settings->max_tokens, true, false,
+                                     continued, NULL, prompting, &run);
+    }
+    json_decref(prompts);
+    if (status != KVB_OK) {
+        fprintf(stderr, "kvplane engine: --prompt: %s\n",
+                status == KVB_ERR_INVALID ? "empty, or too long for the model or --blocks"
+                                          : kvb_status_text(status));
+    }
+    return status == KVB_OK;
+}
+
+/* Asks when the daemon is there, and, if the weights are to have a name, knows it. Returns ms until
+ * it looks again, -1: when something happens. False: it has ended. */
+static bool prompt_turn(struct prompting *prompting, struct kve_engine *engine, int *wait_ms_p)
+{
+    const struct kve_engine_options *set = &engine->options;
+    uint64_t now_ns = kvb_now_ns(&kvb_clock_real);
+
+    *wait_ms_p = -1;
+    if (prompting->settings->prompt == NULL || prompting->asked || !kve_engine_attached(engine)) {
+        return !prompting->ended;
+    }
+    if (prompting->attached_ns == 0) {
+        prompting->attached_ns = now_ns;
+    }
+    if (!engine->named && (set->fingerprint || set->weights_name != NULL) &&
+        now_ns - prompting->attached_ns < NAME_WAIT_MS * KVB_NS_PER_MS) {
+        *wait_ms_p = NAME_WAIT_MS;
+        return true;
+    }
+    prompting->asked = true;
+    *wait_ms_p = 0;
+    return start_prompt(prompting, engine);
+}
+
 static void print_result(const struct kve_engine *engine)
 {
     const struct kve_counts *counts = &engine->counts;
@@ -229,7 +322,7 @@ static int soonest(int a, int b)
 }
 
 static int loop(struct kve_engine *engine, const struct settings *settings, struct replay *replay,
-                struct kve_control *control, int signals)
+                struct prompting *prompting, struct kve_control *control, int signals)
 {
     bool told = settings->speed < 0;
     bool waiting = false;
@@ -240,11 +333,16 @@ static int loop(struct kve_engine *engine, const struct settings *settings, stru
             {.fd = kvplane_fd(engine->kv), .events = POLLIN},
             {.fd = control == NULL ? -1 : settings->engine.control_fd, .events = POLLIN},
         };
-        int wait_ms = replay_turn(replay, engine);
+        int wait_ms = replay_turn(replay, engine), prompt_ms;
 
         wait_ms = soonest(wait_ms, kve_engine_turn(engine));
+        if (!prompt_turn(prompting, engine, &prompt_ms)) {
+            return prompting->code;
+        }
+        wait_ms = soonest(wait_ms, prompt_ms);
         if (control != NULL) {
             kve_control_tell(control);
+            fds[2].events |= kve_control_flush(control) ? POLLOUT : 0;
         } else if (engine->refused) {
             fprintf(stderr, "engine %s: refused: %s\n", engine->options.instance,
                     kvplane_last_error(engine->kv));
@@ -284,6 +382,7 @@ static int run_engine(struct settings *settings)
     struct kve_control *control = NULL;
     /* outlives the engine: what is in flight at the end is counted when the engine goes */
     struct replay replay = {.settings = settings, .trace = settings->engine.trace};
+    struct prompting prompting = {.settings = settings, .code = 1};
     sigset_t mask;
     int signals, code = 1;
 
@@ -313,7 +412,7 @@ static int run_engine(struct settings *settings)
         control = kve_control_create(engine, settings->engine.control_fd);
     }
     if (settings->engine.control_fd < 0 || control != NULL) {
-        code = loop(engine, settings, &replay, control, signals);
+        code = loop(engine, settings, &replay, &prompting, control, signals);
     }
     kve_engine_destroy(engine);
     kve_ranks_stop(ranks);
@@ -336,6 +435,10 @@ static bool complete(struct settings *settings)
         }
         return kve_generate_options(engine) == KVB_OK;
     }
+    if (settings->prompt != NULL) {
+        fprintf(stderr, "kvplane engine: --prompt needs --model\n");
+        return false;
+    }
     engine->block_bytes = engine->block_bytes == 0 ? 16384 : engine->block_bytes;
     engine->weights_bytes = engine->weights_bytes == 0 ? 4u << 20 : engine->weights_bytes;
     return true;
@@ -355,6 +458,7 @@ int kve_engine_main(int argc, char **argv)
         .requests = 1000,
         .seed = 1,
         .speed = -1,
+        .max_tokens = 32,
     };
     struct kve_trace trace;
     struct kve_trace_error error;
@@ -367,8 +471,8 @@ int kve_engine_main(int argc, char **argv)
     }
     if (settings.help) {
         printf("usage: kvplane engine [options]\n\nThe reference engine: attaches to a daemon and "
-               "idles, "
-               "or replays a trace.\n\n");
+               "idles, or replays a trace,\nor, with --model, computes by a small transformer: "
+               "--prompt.\n\n");
         kve_options_help(options, SET_COUNT);
         return 0;
     }

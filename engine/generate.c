@@ -115,6 +115,11 @@ static size_t size_of(const struct kve_batch *batch)
     return offsetof(struct kve_batch, blocks) + batch->nblocks * sizeof batch->blocks[0];
 }
 
+static void clear(struct kve_batch *batch)
+{
+    batch->nspans = batch->ntokens = batch->nblocks = 0;
+}
+
 /* What keeps this rank from computing with weights of this id; 0: with whatever it holds. */
 static kvb_status_t ready(const struct kve_engine *engine, uint64_t weights)
 {
@@ -196,6 +201,7 @@ kvb_status_t kve_generate_follow(struct kve_engine *engine)
     if (status == KVB_OK) {
         status = compute_batch(engine);
     }
+    clear(generator->batch);
     return gone(status) ? status : KVB_OK; /* else rank 0 knows, too */
 }
 
@@ -343,7 +349,7 @@ static kvb_status_t finish(struct kve_request *request)
     const struct kve_generation *generation = request->generation;
     kvb_status_t status;
 
-    batch->nspans = batch->ntokens = batch->nblocks = 0;
+    clear(batch);
     for (uint32_t i = 0; i < generation->done / KVE_MODEL_BLOCK_TOKENS; i++) {
         batch->blocks[batch->nblocks++] = request->slots[i].block;
     }
@@ -432,7 +438,7 @@ static void turn(struct kve_engine *engine, bool *more_p)
     }
     bool room = generator->wanting != NULL && make_room(engine, generator->wanting);
     generator->wanting = NULL;
-    batch->nspans = batch->ntokens = batch->nblocks = 0;
+    clear(batch);
     *more_p = *more_p || nspans > 0 || room;
 }
 

@@ -350,7 +350,7 @@ static void on_lineage(void *ctx, bool left, const char *name)
     struct kve_engine *engine = ctx;
 
     engine->changed = true;
-    (void)name;
+    engine->named = name[0] != '\0';
     engine->weights_written = false;
     if (left) {
         /* Nothing of before may be used again, but under its old token. Without a token for each
