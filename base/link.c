@@ -194,6 +194,8 @@ void kvb_link_hello_pack(struct kvb_writer *out, const struct kvb_link_hello *ms
     kvb_put_str(out, msg->instance);
     kvb_put_str(out, msg->tenant);
     kvb_put_str(out, msg->layout);
+    kvb_put_str(out, msg->model);
+    kvb_put_u32(out, msg->max_model_len);
     kvb_put_str(out, msg->weights_name);
     kvb_put_id(out, msg->lineage.id);
     kvb_put_id(out, msg->token.id);
@@ -236,6 +238,8 @@ kvb_status_t kvb_link_hello_unpack(struct kvb_span payload, struct kvb_link_hell
     get_name(&in, msg.tenant);
     get_text(&in, msg.layout, sizeof msg.layout);
     require(&in, msg.layout[0] != '\0');
+    get_text(&in, msg.model, sizeof msg.model);
+    msg.max_model_len = kvb_get_u32(&in);
     get_text(&in, msg.weights_name, sizeof msg.weights_name);
     msg.lineage.id = kvb_get_id(&in);
     msg.token.id = kvb_get_id(&in);

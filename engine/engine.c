@@ -87,6 +87,7 @@ json_t *kve_engine_stats(struct kve_engine *engine)
     failed |= json_object_set_new(object, "weight_transfers", json_integer(engine->transfers));
     failed |= json_object_set_new(object, "kv_cache_generation",
                                   json_integer((json_int_t)engine->kv_cache.generation));
+    failed |= json_object_set(object, "calls", engine->calls);
     failed |= json_object_set_new(object, "story", json_string(engine->story));
     if (failed) {
         json_decref(object);
@@ -204,6 +205,8 @@ static kvb_status_t open_link(struct kve_engine *engine)
         .instance = options->instance,
         .tenant = options->tenant,
         .layout = engine->layout,
+        .model = "kvplane-reference",
+        .max_model_len = options->nblocks * KVE_TRACE_BLOCK_TOKENS,
         .weights_name = options->weights_name,
         .block_tokens = kve_block_tokens(options),
         .roles = options->rank == 0 ? KVPLANE_ROLE_BOTH : KVPLANE_ROLE_WORKER,
@@ -242,6 +245,7 @@ kvb_status_t kve_engine_create(const struct kve_engine_options *options,
     engine->weights.fd = engine->weights.aside_fd = -1;
     engine->fingerprinting = options->fingerprint;
     engine->next_number = 1;
+    engine->calls = json_object();
     kvb_list_init(&engine->waiting);
     kvb_list_init(&engine->active);
     kvb_list_init(&engine->runs);
@@ -296,6 +300,7 @@ void kve_engine_destroy(struct kve_engine *engine)
     free(engine->blocks);
     free(engine->results);
     free(engine->part_bytes);
+    json_decref(engine->calls);
     free(engine);
 }
 

@@ -235,6 +235,7 @@ struct kve_engine {
     uint64_t seen[KVE_WEIGHTS_SEEN_MAX];
     size_t nseen;
     char version[256];  /* what weight_info answers */
+    json_t *calls;      /* relayed to it: how many of each name */
     uint32_t transfers; /* init_weight_transfer_engine calls */
     bool weight_change_running, weights_written, local_reset_done;
     bool fingerprinting;

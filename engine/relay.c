@@ -2,8 +2,9 @@
 
 /*
  * Calls that the daemon passes on: weight updates and what engines answer about themselves. Each
- * has an effect that can be seen. New weights come as an id: in update_info, in kwargs, or, if
- * none is given, as the next number. kvplane passes that on unread.
+ * has an effect that can be seen: it is counted by its name (get_reference_stats), and those that
+ * bring weights write them. New weights come as an id: in the body, its update_info or its kwargs,
+ * or, if none is given, as the next number. kvplane passes that on unread.
  */
 #include "parts.h"
 
@@ -38,11 +39,12 @@ static void refuse(const struct relayed *relayed, int result, const char *messag
 /* The id of the new weights wherever the call carries it. */
 static uint64_t new_weights(const struct relayed *relayed)
 {
-    static const char *const places[] = {"update_info", "kwargs"};
+    const json_t *const places[] = {relayed->body, json_object_get(relayed->body, "update_info"),
+                                    json_object_get(relayed->body, "kwargs")};
     uint64_t last = 0;
 
-    for (size_t i = 0; i < 2; i++) {
-        const json_t *id = json_object_get(json_object_get(relayed->body, places[i]), "weights_id");
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        const json_t *id = json_object_get(places[i], "weights_id");
         if (json_is_integer(id) && json_integer_value(id) > 0) {
             return (uint64_t)json_integer_value(id);
         }
@@ -92,15 +94,54 @@ static void start_weight_update(const struct relayed *relayed)
     reply(relayed, false, json_pack("{s:s}", "message", "Weight update started"));
 }
 
-static void update_weights(const struct relayed *relayed)
+static void load_weights(const struct relayed *relayed)
 {
-    if (!json_is_object(json_object_get(relayed->body, "update_info"))) {
-        refuse(relayed, KVPLANE_ERR_INVALID, "update_info is missing");
-        return;
-    }
     if (write_weights(relayed)) {
+        set_version(relayed->engine, json_object_get(relayed->body, "weight_version"));
         reply(relayed, true, json_pack("{s:s}", "message", "Weights updated"));
     }
+}
+
+/* vLLM's update_info, TensorRT-LLM's weights, prime-rl's weight_dir. */
+static void update_weights(const struct relayed *relayed)
+{
+    static const char *const any[] = {"update_info", "weights", "weight_dir"};
+
+    for (size_t i = 0; i < sizeof any / sizeof any[0]; i++) {
+        if (json_object_get(relayed->body, any[i]) != NULL) {
+            load_weights(relayed);
+            return;
+        }
+    }
+    refuse(relayed, KVPLANE_ERR_INVALID, "update_info is missing");
+}
+
+/* SGLang's: `reset_tensors` writes garbage, the others read. */
+static void check_weights(const struct relayed *relayed)
+{
+    const char *action = json_string_value(json_object_get(relayed->body, "action"));
+
+    if (action != NULL && strcmp(action, "reset_tensors") == 0) {
+        load_weights(relayed);
+        return;
+    }
+    reply(relayed, false,
+          json_pack("{s:b,s:s}", "success", 1, "message", "Weights are as they were"));
+}
+
+/* What it has nothing to do for: it is counted. */
+static void take_note(const struct relayed *relayed)
+{
+    reply(relayed, false, json_pack("{s:b}", "success", 1));
+}
+
+static void generate(const struct relayed *relayed)
+{
+    if (relayed->engine->kv_cache.fd < 0 || relayed->engine->weights.fd < 0) {
+        refuse(relayed, KVPLANE_ERR_BAD_STATE, "memory is not resident");
+        return;
+    }
+    reply(relayed, false, json_pack("{s:i}", "tokens", 1));
 }
 
 static void finish_weight_update(const struct relayed *relayed)
@@ -201,7 +242,29 @@ struct relay_row {
 static const struct relay_row methods[] = {
     {"init_weight_transfer_engine", init_weight_transfer_engine},
     {"start_weight_update", start_weight_update},
+    {"start_draft_weight_update", start_weight_update},
     {"update_weights", update_weights},
+    {"update_weights_from_disk", load_weights},
+    {"update_weights_from_tensor", load_weights},
+    {"update_weights_from_distributed", load_weights},
+    {"update_weights_from_ipc", load_weights},
+    {"areal_update_weights", load_weights},
+    {"areal_update_weights_xccl", load_weights},
+    {"update_named_param", load_weights},
+    {"batch_update_named_params", load_weights},
+    {"weights_checker", check_weights},
+    {"load_lora_adapter", take_note},
+    {"unload_lora_adapter", take_note},
+    {"init_weights_update_group", take_note},
+    {"destroy_weights_update_group", take_note},
+    {"areal_init_weights_update_group", take_note},
+    {"areal_set_update_weight_meta", take_note},
+    {"init_communicator", take_note},
+    {"close_communicator", take_note},
+    {"reset_mm_cache", take_note},
+    {"reset_encoder_cache", take_note},
+    {"health_generate", generate},
+    {"abort_request", abort_requests},
     {"finish_weight_update", finish_weight_update},
     {"update_weight_version", update_weight_version},
     {"weight_info", weight_info},
@@ -224,6 +287,13 @@ static relay_fn find(const struct relay_row *rows, size_t n, const char *name)
         }
     }
     return NULL;
+}
+
+/* Of calls that it knows. Out of memory: one count less. */
+static void count_call(struct kve_engine *engine, const char *method)
+{
+    json_int_t n = json_integer_value(json_object_get(engine->calls, method));
+    (void)json_object_set_new(engine->calls, method, json_integer(n + 1));
 }
 
 void kve_relay(void *ctx, struct kvplane_call *call, const char *method, const char *body,
@@ -255,6 +325,7 @@ void kve_relay(void *ctx, struct kvplane_call *call, const char *method, const c
     if (fn == NULL) {
         refuse(&relayed, KVPLANE_ERR_UNSUPPORTED, "the reference engine has no such call");
     } else {
+        count_call(engine, method);
         fn(&relayed);
     }
     json_decref(object);

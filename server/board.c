@@ -269,3 +269,15 @@ kvb_status_t kvp_board_view(struct kvp_board *board, const char *name, struct kv
     *view_p = view;
     return KVB_OK;
 }
+
+void kvp_board_each(struct kvp_board *board, void (*each)(void *arg, const struct kvp_view *view),
+                    void *arg)
+{
+    kvb_mutex_lock(&board->lock);
+    for (uint32_t i = 0; i < board->n; i++) {
+        if (board->entries[i].published && board->entries[i].view.ever_attached) {
+            each(arg, &board->entries[i].view);
+        }
+    }
+    kvb_mutex_unlock(&board->lock);
+}

@@ -56,4 +56,8 @@ bool kvp_board_ask(struct kvp_board *board, enum kvp_board_question question,
 KVB_MUST_USE kvb_status_t kvp_board_view(struct kvp_board *board, const char *name,
                                          struct kvp_view *view_p, char *message);
 
+/* Each instance that has attached once; called under the board's lock: it must not wait. */
+void kvp_board_each(struct kvp_board *board, void (*each)(void *arg, const struct kvp_view *view),
+                    void *arg);
+
 #endif

@@ -89,6 +89,11 @@ static kvb_status_t take_names(struct kvplane *kv, const struct kvplane_options 
         status = copy_text("layout", hello->layout, sizeof hello->layout, options->layout);
     }
     if (status == KVB_OK) {
+        status = copy_text("model", hello->model, sizeof hello->model,
+                           options->model == NULL ? "" : options->model);
+    }
+    hello->max_model_len = options->max_model_len;
+    if (status == KVB_OK) {
         status =
             copy_text("weights_name", hello->weights_name, sizeof hello->weights_name, weights);
     }

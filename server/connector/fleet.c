@@ -157,6 +157,10 @@ void kvp_instance_fill_view(struct kvp_instance *instance, struct kvp_view *view
     view_p->ever_attached = instance->ever_attached;
     view_p->degraded = (fsm->stopped_by & KVP_STOPPED_BY_DEGRADED) != 0;
     snprintf(view_p->message, sizeof view_p->message, "%.255s", instance->message);
+    copy_text(view_p->model, sizeof view_p->model,
+              instance->model[0] != '\0' ? instance->model : instance->name);
+    view_p->max_model_len = instance->max_model_len;
+    view_p->tp_size = instance->shape.tp_size;
     view_p->world_size = instance->shape.world_size;
     view_p->ranks = instance->nsessions;
     view_p->scheduler = fsm->scheduler;
@@ -811,6 +815,8 @@ kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet, const struct kvb_link_hell
     if (created) {
         kvb_list_push_back(&fleet->instances, &instance->link);
     }
+    copy_text(instance->model, sizeof instance->model, hello->model);
+    instance->max_model_len = hello->max_model_len;
     add_session(instance, hello, rank);
     kvb_sched_post(fleet->config.sched, &instance->pump);
     *instance_p = instance;

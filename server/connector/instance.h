@@ -24,6 +24,7 @@ struct kvp_instance;
     X(SLEEP, "sleep", true)                                                                        \
     X(WAKE, "wake", true)                                                                          \
     X(RELEASE_KV, "release_kv_cache_memory", true)                                                 \
+    X(RELEASE, "release_memory_occupation", true) /* of the tags named; SGLang's */                \
     X(RESET, "reset_prefix_cache", true)                                                           \
     X(START_UPDATE, "start_weight_update", true)                                                   \
     X(UPDATE, "update_weights", true) /* any relayed call that changes weights */                  \
@@ -53,17 +54,20 @@ struct kvp_ask {
     uint32_t level;                   /* SLEEP: 0, 1, 2 */
     enum kvp_pause_kind mode;         /* PAUSE, SLEEP */
     bool clear_cache;                 /* PAUSE */
-    enum kvp_tristate reset_external; /* PAUSE, SLEEP 1, RELEASE_KV: NO opts out of leaving; RESET:
+    enum kvp_tristate reset_external; /* PAUSE, SLEEP 1, RELEASE…: NO opts out of leaving; RESET:
                                          YES asks for it */
     bool reset_running_requests;      /* RESET */
     bool keep_pause; /* WAKE: a pause is not lifted (SGLang's resume_memory_occupation) */
-    bool tags_given; /* WAKE: false = all. given but empty or unknown only: wakes nothing */
+    bool wakes;      /* RESUME: what is not resident is woken first (Dynamo's) */
+    bool at_once;    /* RESET: BUSY rather than wait for its turn (SGLang's flush_cache) */
+    bool tags_given; /* WAKE, RELEASE: false = all. given but empty or unknown only: none */
     uint32_t ntags;
     char tags[KVB_TAGS_MAX][KVB_NAME_MAX];     /* "scheduling" included */
     char weight_version[KVB_WEIGHTS_NAME_MAX]; /* "" = none given */
     char method[KVB_RELAY_METHOD_MAX]; /* UPDATE, RELAY, and what START/FINISH/SET_VERSION relay */
     const char *body;                  /* JSON text for the relay; borrowed until done */
     size_t body_len;
+    uint32_t bound_ms; /* RELAY: until the engine must have answered; 0: the link's own bound */
 };
 
 enum kvp_external {
@@ -122,11 +126,14 @@ struct kvp_view {
     char instance[KVB_NAME_MAX];
     char tenant[KVB_NAME_MAX];
     char layout[KVB_LAYOUT_MAX];
-    bool attached; /* all ranks of the stated world size */
+    char model[KVB_MODEL_MAX]; /* the instance's name if the engine says none */
+    uint32_t max_model_len;    /* 0: the engine does not say */
+    bool attached;             /* all ranks of the stated world size */
     bool ever_attached;
     bool degraded;     /* forward-only work failed: not serving, see message */
     char message[256]; /* why degraded or disconnected */
     uint32_t world_size, ranks;
+    uint32_t tp_size; /* ranks of one pipeline stage */
     enum kvp_scheduler scheduler;
     unsigned stopped_by; /* kvp_stopper bits */
     enum kvb_pause_mode pause_mode;

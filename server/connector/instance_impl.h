@@ -90,6 +90,8 @@ struct kvp_instance {
     char name[KVB_NAME_MAX];
     struct kvs_space space;
     uint64_t hold_id;
+    char model[KVB_MODEL_MAX]; /* as the last rank that attached said it */
+    uint32_t max_model_len;
     struct kvp_shape shape;
     struct kvs_member *member;           /* NULL: no store */
     char described[KVP_DESCRIPTION_MAX]; /* what was last published of it */

@@ -234,7 +234,7 @@ static bool joinable(const struct kvp_op *op)
 static bool cancelable(const struct kvp_op *op)
 {
     bool drains = op->ask.operation == KVP_OP_PAUSE || op->ask.operation == KVP_OP_SLEEP ||
-                  op->ask.operation == KVP_OP_RELEASE_KV;
+                  op->ask.operation == KVP_OP_RELEASE_KV || op->ask.operation == KVP_OP_RELEASE;
     return drains && !op->internal && !op->undoing && !op->no_return;
 }
 
@@ -334,7 +334,7 @@ static bool relays_fit(const struct kvp_instance *instance, const struct kvp_ask
 /* Joins, queues or starts it. The status that refuses it, with text. */
 static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *ask,
                           const char *request_id, kvp_outcome_fn done, void *arg, uint64_t *id_p,
-                          const char **text_p)
+                          char words[KVP_MESSAGE_MAX], const char **text_p)
 {
     struct kvp_fleet *fleet = instance->fleet;
     struct kvp_op *last = last_waiting(instance);
@@ -355,6 +355,16 @@ static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *a
         }
         *id_p = shared->record.id;
         return KVB_OK;
+    }
+    /* The daemon's own and another reset are soon over, and this is not theirs to share. */
+    bool soon = running != NULL && last == NULL &&
+                (running->internal || running->ask.operation == KVP_OP_RESET);
+    if (ask->at_once && way == KVP_ADMIT_WAIT && !soon) {
+        snprintf(words, KVP_MESSAGE_MAX, "%s is %s: try again later",
+                 kvp_operation_label(last != NULL ? last->ask.operation : running->ask.operation),
+                 last != NULL ? "waiting" : "running");
+        *text_p = words;
+        return KVB_ERR_BUSY;
     }
     if (way == KVP_ADMIT_FULL || (way == KVP_ADMIT_BESIDE && !relays_fit(instance, ask))) {
         *text_p = "too many operations are waiting: try again later";
@@ -399,7 +409,7 @@ kvb_status_t kvp_fleet_request(struct kvp_fleet *fleet, const char *name, const 
     request_id = request_id != NULL ? request_id : "";
     struct kvp_instance *instance = choose(fleet, name, words, &status);
     if (status == KVB_OK) {
-        status = admit(instance, ask, request_id, done, arg, &id, &text);
+        status = admit(instance, ask, request_id, done, arg, &id, words, &text);
     }
     if (status != KVB_OK) {
         status = refuse_to(fleet, ask, request_id, done, arg, status, text, instance, &id);

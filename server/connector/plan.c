@@ -153,36 +153,6 @@ static void plan_sleep(const struct kvp_ask *ask, const struct kvp_situation *no
     plan_release(now, true, !opt_out, plan);
 }
 
-static void plan_release_kv(const struct kvp_ask *ask, const struct kvp_situation *now,
-                            struct kvp_plan *plan)
-{
-    const struct kvb_tag_state *kv = kvp_fsm_find_tag(now->fsm, TAG_KV);
-    if (kv == NULL) {
-        refuse(plan, KVB_ERR_BAD_STATE, "this engine has no memory with the tag kv_cache");
-        return;
-    }
-    bool opt_out = ask->reset_external == KVP_NO;
-    bool released = kv->residency == KVB_DISCARDED;
-    if (released && (!now->opted_out || opt_out)) {
-        nothing(plan, "released already");
-        return;
-    }
-    bool paused = now->fsm->scheduler == KVP_SCHEDULER_PAUSED;
-    if (!paused && !now->idle) {
-        refuse(plan, KVB_ERR_BAD_STATE,
-               "needs a completed pause first: POST /pause, then try again");
-        return;
-    }
-    if (!released) {
-        copy_tag(plan->release[0].tag, TAG_KV);
-        plan->nrelease = 1;
-    }
-    plan->mode = KVB_PAUSE_WAIT;
-    plan->stop = KVP_STOPPED_BY_RELEASE;
-    plan->opt_out = opt_out;
-    plan_release(now, !paused, !opt_out, plan);
-}
-
 static bool asked_for(const struct kvp_ask *ask, const char *tag)
 {
     if (!ask->tags_given) {
@@ -194,6 +164,63 @@ static bool asked_for(const struct kvp_ask *ask, const char *tag)
         }
     }
     return false;
+}
+
+/* Tags that name nothing are told, and change nothing. cuda_graph is known: it has nothing to do.
+ */
+static void ignore_unknown(const struct kvp_ask *ask, const struct kvp_fsm *fsm,
+                           struct kvp_plan *plan)
+{
+    for (uint32_t i = 0; ask->tags_given && i < ask->ntags; i++) {
+        const char *tag = ask->tags[i];
+        if (kvp_fsm_find_tag(fsm, tag) == NULL && strcmp(tag, "scheduling") != 0 &&
+            strcmp(tag, "cuda_graph") != 0) {
+            copy_tag(plan->tags_ignored[plan->ntags_ignored++], tag);
+        }
+    }
+}
+
+/* kv_cache alone, or the tags named: what is not KV is kept aside. */
+static void plan_release_tags(const struct kvp_ask *ask, const struct kvp_situation *now,
+                              struct kvp_plan *plan)
+{
+    const struct kvp_fsm *fsm = now->fsm;
+    bool kv_alone = ask->operation == KVP_OP_RELEASE_KV;
+    bool named = false;
+    if (kv_alone && kvp_fsm_find_tag(fsm, TAG_KV) == NULL) {
+        refuse(plan, KVB_ERR_BAD_STATE, "this engine has no memory with the tag kv_cache");
+        return;
+    }
+    for (uint32_t i = 0; i < fsm->ntags; i++) {
+        bool kv = strcmp(fsm->tags[i].tag, TAG_KV) == 0;
+        if (kv_alone ? !kv : !asked_for(ask, fsm->tags[i].tag)) {
+            continue;
+        }
+        named = true;
+        if (depth(fsm->tags[i].residency) < depth(kv ? KVB_DISCARDED : KVB_OFFLOADED)) {
+            copy_tag(plan->release[plan->nrelease].tag, fsm->tags[i].tag);
+            plan->release[plan->nrelease++].offload = !kv;
+        }
+    }
+    if (!kv_alone) {
+        ignore_unknown(ask, fsm, plan);
+    }
+    bool opt_out = ask->reset_external == KVP_NO;
+    if (!named || (plan->nrelease == 0 && (!now->opted_out || opt_out))) {
+        nothing(plan, named ? "released already" : "no memory of these tags");
+        return;
+    }
+    bool paused = fsm->scheduler == KVP_SCHEDULER_PAUSED;
+    if (!paused && !now->idle) {
+        plan->nrelease = 0;
+        refuse(plan, KVB_ERR_BAD_STATE,
+               "needs a completed pause first: POST /pause, then try again");
+        return;
+    }
+    plan->mode = KVB_PAUSE_WAIT;
+    plan->stop = KVP_STOPPED_BY_RELEASE;
+    plan->opt_out = opt_out;
+    plan_release(now, !paused, !opt_out, plan);
 }
 
 static void plan_wake(const struct kvp_ask *ask, const struct kvp_situation *now,
@@ -211,13 +238,7 @@ static void plan_wake(const struct kvp_ask *ask, const struct kvp_situation *now
             copy_tag(plan->tags_woken[plan->ntags_woken++], fsm->tags[i].tag);
         }
     }
-    for (uint32_t i = 0; ask->tags_given && i < ask->ntags; i++) {
-        const char *tag = ask->tags[i];
-        if (kvp_fsm_find_tag(fsm, tag) == NULL && strcmp(tag, "scheduling") != 0 &&
-            strcmp(tag, "cuda_graph") != 0) {
-            copy_tag(plan->tags_ignored[plan->ntags_ignored++], tag);
-        }
-    }
+    ignore_unknown(ask, fsm, plan);
     bool scheduling = asked_for(ask, "scheduling");
     bool level0 = scheduling && (fsm->stopped_by & KVP_STOPPED_BY_SLEEP0) != 0;
     bool last = plan->nrestore > 0 && plan->nrestore == missing;
@@ -253,9 +274,14 @@ static void plan_wake(const struct kvp_ask *ask, const struct kvp_situation *now
     }
 }
 
-static void plan_resume(const struct kvp_situation *now, struct kvp_plan *plan)
+static void plan_resume(const struct kvp_ask *ask, const struct kvp_situation *now,
+                        struct kvp_plan *plan)
 {
     const struct kvp_fsm *fsm = now->fsm;
+    if (!kvp_fsm_all_resident(fsm) && ask->wakes) {
+        plan_wake(ask, now, plan);
+        return;
+    }
     if (!kvp_fsm_all_resident(fsm)) {
         refuse(plan, KVB_ERR_BAD_STATE,
                "memory is not resident: POST /wake_up first, it also resumes");
@@ -318,7 +344,7 @@ void kvp_plan_make(const struct kvp_ask *ask, const struct kvp_situation *now,
         plan_pause(ask, now, plan_p);
         break;
     case KVP_OP_RESUME:
-        plan_resume(now, plan_p);
+        plan_resume(ask, now, plan_p);
         break;
     case KVP_OP_SLEEP:
         plan_sleep(ask, now, plan_p);
@@ -327,7 +353,8 @@ void kvp_plan_make(const struct kvp_ask *ask, const struct kvp_situation *now,
         plan_wake(ask, now, plan_p);
         break;
     case KVP_OP_RELEASE_KV:
-        plan_release_kv(ask, now, plan_p);
+    case KVP_OP_RELEASE:
+        plan_release_tags(ask, now, plan_p);
         break;
     case KVP_OP_RESET:
         plan_reset(ask, now, plan_p);

@@ -433,7 +433,8 @@ static void ask_relay(struct kvp_op *op, struct kvp_session_of *session)
     };
     memcpy(msg.method, op->ask.method, sizeof msg.method);
     call_rank(call_create(op, session->rank, KVB_LINK_RELAY), &msg,
-              kvp_instance_bound(op->instance, KVB_LINK_RELAY));
+              op->ask.bound_ms != 0 ? kvp_instance_in_ms(op->instance, op->ask.bound_ms)
+                                    : kvp_instance_bound(op->instance, KVB_LINK_RELAY));
 }
 
 static void ask_reset(struct kvp_op *op, struct kvp_session_of *session)
@@ -643,6 +644,7 @@ static enum kvp_leave leave_reason(enum kvp_operation operation)
     case KVP_OP_SLEEP:
         return KVP_LEAVE_SLEEP;
     case KVP_OP_RELEASE_KV:
+    case KVP_OP_RELEASE:
         return KVP_LEAVE_RELEASE;
     case KVP_OP_RESET:
         return KVP_LEAVE_RESET;

@@ -168,28 +168,36 @@ static json_t *with_relayed(json_t *json, const struct kvp_pending *pending,
     return with_common(json, outcome);
 }
 
-json_t *kvp_answer_transfer_initialized(const struct kvp_pending *pending,
-                                        const struct kvp_outcome *outcome)
+json_t *kvp_answer_relayed(const struct kvp_pending *pending, const struct kvp_outcome *outcome)
 {
-    return with_relayed(json_pack("{s:s}", "message", "Weight transfer initialized"), pending,
-                        outcome);
+    return with_relayed(json_pack("{s:s}", "message", pending->action->text), pending, outcome);
 }
 
-json_t *kvp_answer_update_started(const struct kvp_pending *pending,
-                                  const struct kvp_outcome *outcome)
+/* One shape for all of them: none of their clients fails on a member too many. */
+json_t *kvp_answer_plain(const struct kvp_pending *pending, const struct kvp_outcome *outcome)
 {
-    return with_relayed(json_pack("{s:s}", "message", "Weight update started"), pending, outcome);
+    json_t *json = json_pack("{s:s, s:b, s:s}", "status", "ok", "success", 1, "message",
+                             pending->action->text);
+
+    if (outcome->ntags_woken > 0) {
+        (void)json_object_set_new(json, "tags_woken",
+                                  names_json(outcome->tags_woken, outcome->ntags_woken));
+    }
+    if (outcome->ntags_ignored > 0) {
+        (void)json_object_set_new(json, "tags_ignored",
+                                  names_json(outcome->tags_ignored, outcome->ntags_ignored));
+    }
+    return with_relayed(json, pending, outcome);
 }
 
-json_t *kvp_answer_updated(const struct kvp_pending *pending, const struct kvp_outcome *outcome)
+json_t *kvp_answer_aborted(const struct kvp_pending *pending, const struct kvp_outcome *outcome)
 {
-    return with_relayed(json_pack("{s:s}", "message", "Weights updated"), pending, outcome);
-}
+    json_t *relayed = relayed_json(outcome);
+    json_int_t aborted = json_integer_value(json_object_get(relayed, "aborted"));
 
-json_t *kvp_answer_update_finished(const struct kvp_pending *pending,
-                                   const struct kvp_outcome *outcome)
-{
-    return with_relayed(json_pack("{s:s}", "message", "Weight update finished"), pending, outcome);
+    (void)pending;
+    json_decref(relayed);
+    return with_common(json_pack("{s:s, s:I}", "status", "aborted", "aborted", aborted), outcome);
 }
 
 json_t *kvp_answer_version_set(const struct kvp_pending *pending, const struct kvp_outcome *outcome)

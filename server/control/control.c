@@ -37,6 +37,7 @@ void kvp_control_reply_error(struct kvp_control *control, struct kvp_request *re
 void kvp_pending_free(struct kvp_pending *pending)
 {
     kvb_list_remove(&pending->link);
+    kvb_sched_timer_clear(pending->control->config.sched, &pending->timer);
     free(pending->body);
     free(pending);
 }
@@ -49,6 +50,7 @@ struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_r
         pending->request = request;
         pending->action = &actions[request->route->id];
         pending->params = request->params;
+        kvb_timer_init(&pending->timer, NULL);
         kvb_list_push_back(&control->pendings, &pending->link);
     }
     return pending;
@@ -73,27 +75,12 @@ static void reply_failure(struct kvp_pending *pending, const struct kvp_outcome 
     if (outcome->view != NULL) {
         (void)json_object_set_new(body, "state", kvp_state_json(outcome->view));
     }
+    if (pending->action->plain) {
+        (void)json_object_set_new(body, "success", json_false());
+        kvp_json_set_text(body, "message", kvp_outcome_message(outcome));
+    }
     kvp_control_reply(pending->control, request, http_status, body,
                       kvp_error_retry_s(outcome->status));
-}
-
-/* Trainers take any other answer than 200 {"success":…} for a fault of the server and retry for
- * ever or stop; only those who asked to be told by the status are. */
-static void reply_reset(struct kvp_pending *pending, const struct kvp_outcome *outcome)
-{
-    struct kvp_outcome told = *outcome;
-
-    if (pending->params.strict && !kvp_reset_succeeded(pending, outcome)) {
-        told.status = outcome->status != KVB_OK ? outcome->status : KVB_ERR_UNAVAILABLE;
-        json_t *body =
-            kvp_error_body(kvp_error_http(told.status), NULL, kvp_outcome_message(&told));
-        (void)json_object_update_missing_new(body, kvp_answer_reset(pending, &told));
-        kvp_control_reply(pending->control, pending->request, kvp_error_http(told.status), body,
-                          kvp_error_retry_s(told.status));
-        return;
-    }
-    kvp_control_reply(pending->control, pending->request, 200, kvp_answer_reset(pending, outcome),
-                      0);
 }
 
 /* The request itself was at fault, rather than the operation. */
@@ -102,19 +89,87 @@ static bool request_fault(const struct kvp_outcome *outcome)
     return outcome->status == KVB_ERR_INVALID || outcome->status == KVB_ERR_NOT_FOUND;
 }
 
+/* Trainers take any other answer than 200 {"success":…} for a fault of the server and retry for
+ * ever or stop; only those who asked to be told by the status are. */
+static bool finish_reset(struct kvp_pending *pending, const struct kvp_outcome *outcome)
+{
+    struct kvp_outcome told = *outcome;
+
+    if (request_fault(outcome)) {
+        reply_failure(pending, outcome);
+        return true;
+    }
+
+    if (pending->params.strict && !kvp_reset_succeeded(pending, outcome)) {
+        told.status = outcome->status != KVB_OK ? outcome->status : KVB_ERR_UNAVAILABLE;
+        json_t *body =
+            kvp_error_body(kvp_error_http(told.status), NULL, kvp_outcome_message(&told));
+        (void)json_object_update_missing_new(body, kvp_answer_reset(pending, &told));
+        kvp_control_reply(pending->control, pending->request, kvp_error_http(told.status), body,
+                          kvp_error_retry_s(told.status));
+        return true;
+    }
+    kvp_control_reply(pending->control, pending->request, 200, kvp_answer_reset(pending, outcome),
+                      0);
+    return true;
+}
+
+#define FLUSH_AGAIN_MS 100u
+
+static kvb_status_t ask_fleet(struct kvp_pending *pending, uint64_t *operation_id_p);
+
+static void on_flush_again(struct kvb_timer *timer)
+{
+    struct kvp_pending *pending = kvb_container_of(timer, struct kvp_pending, timer);
+    kvb_status_t status = pending->request != NULL ? ask_fleet(pending, NULL) : KVB_ERR_CANCELED;
+
+    if (status == KVB_OK) {
+        return;
+    }
+    if (pending->request != NULL) {
+        reply_failure(pending, &(struct kvp_outcome){.status = status});
+    }
+    kvp_pending_free(pending);
+}
+
+/* SGLang's contract: busy is 400, at once, and the client comes again; or ?timeout= has it tried
+ * here for so long. */
+static bool finish_flush(struct kvp_pending *pending, const struct kvp_outcome *outcome)
+{
+    struct kvp_control *control = pending->control;
+    uint64_t next_ns = kvb_deadline_in_ms(control->config.clock, FLUSH_AGAIN_MS);
+
+    if (outcome->status != KVB_ERR_BUSY) {
+        reply_failure(pending, outcome);
+        return true;
+    }
+    if (next_ns < pending->until_ns) {
+        pending->timer.fn = on_flush_again;
+        kvb_sched_timer_set(control->config.sched, &pending->timer, next_ns);
+        return false;
+    }
+    json_t *body = kvp_error_body(400, NULL, kvp_outcome_message(outcome));
+    (void)json_object_set_new(body, "success", json_false());
+    kvp_json_set_text(body, "message", kvp_outcome_message(outcome));
+    kvp_json_set_u64(body, "blocks_held", outcome->blocks_held);
+    kvp_control_reply(control, pending->request, 400, body, 0);
+    return true;
+}
+
 static void operation_done(void *arg, const struct kvp_outcome *outcome)
 {
     struct kvp_pending *pending = arg;
+    const struct kvp_action *action = pending->action;
 
     if (pending->request == NULL) {
         ; /* nobody listens any more */
-    } else if (pending->action->operation == KVP_OP_RESET && !request_fault(outcome)) {
-        reply_reset(pending, outcome);
-    } else if (outcome->status != KVB_OK) {
-        reply_failure(pending, outcome);
-    } else {
+    } else if (outcome->status == KVB_OK && action->success != NULL) {
         kvp_control_reply(pending->control, pending->request, 200,
-                          pending->action->success(pending, outcome), 0);
+                          action->success(pending, outcome), 0);
+    } else if (action->finish == NULL) {
+        reply_failure(pending, outcome);
+    } else if (!action->finish(pending, outcome)) {
+        return;
     }
     kvp_pending_free(pending);
 }
@@ -150,10 +205,19 @@ static void started(struct kvp_pending *pending, uint64_t operation_id)
 static bool gives_memory_up(const struct kvp_ask *ask)
 {
     return (ask->operation == KVP_OP_SLEEP && ask->level > 0) ||
-           ask->operation == KVP_OP_RELEASE_KV;
+           ask->operation == KVP_OP_RELEASE_KV || ask->operation == KVP_OP_RELEASE;
 }
 
-static void start(struct kvp_control *control, struct kvp_request *request)
+static kvb_status_t ask_fleet(struct kvp_pending *pending, uint64_t *operation_id_p)
+{
+    struct kvp_request *request = pending->request;
+
+    return kvp_fleet_request(pending->control->config.fleet,
+                             request->instance[0] != '\0' ? request->instance : NULL, &pending->ask,
+                             request->request_id, operation_done, pending, operation_id_p);
+}
+
+void kvp_control_start(struct kvp_control *control, struct kvp_request *request)
 {
     const struct kvp_action *action = &actions[request->route->id];
     struct kvp_ask ask = {.operation = action->operation};
@@ -161,6 +225,9 @@ static void start(struct kvp_control *control, struct kvp_request *request)
     uint64_t operation_id = 0;
 
     fill_common(request, &ask);
+    if (action->relay != NULL) {
+        snprintf(ask.method, sizeof ask.method, "%s", action->relay);
+    }
     const char *wrong = action->fill(request, &ask, &param);
     if (wrong != NULL) {
         kvp_control_reply_error(control, request, KVB_ERR_INVALID, param, wrong);
@@ -178,11 +245,11 @@ static void start(struct kvp_control *control, struct kvp_request *request)
                                 "out of memory; try again");
         return;
     }
+    pending->ask = ask;
     pending->body = request->body;
+    pending->until_ns = kvb_deadline_in_ms(control->config.clock, request->params.timeout);
     request->body = NULL;
-    kvb_status_t status = kvp_fleet_request(
-        control->config.fleet, request->instance[0] != '\0' ? request->instance : NULL, &ask,
-        request->request_id, operation_done, pending, &operation_id);
+    kvb_status_t status = ask_fleet(pending, &operation_id);
     if (status != KVB_OK) {
         kvp_pending_free(pending);
         kvp_control_reply_error(control, request, status, NULL, "out of memory; try again");
@@ -195,13 +262,32 @@ static void start(struct kvp_control *control, struct kvp_request *request)
 
 /* ---- the table ---- */
 
-#define OPERATION(op, fill_, success_)                                                             \
+#define OPERATION(op, fill_, success_, ...)                                                        \
     {                                                                                              \
-        .operation = KVP_OP_##op, .fill = (fill_), .success = (success_)                           \
+        .operation = KVP_OP_##op, .fill = (fill_), .success = (success_), __VA_ARGS__              \
     }
+/* What the engine is to do: `method` is what the link calls it. */
+#define RELAYED(op, method, fill_, text_)                                                          \
+    OPERATION(op, fill_, kvp_answer_relayed, .relay = (method), .text = (text_))
+/* The same, for clients that read `success` and `message`. */
+#define PLAIN(op, fill_, text_)                                                                    \
+    OPERATION(op, fill_, kvp_answer_plain, .text = (text_), .plain = true)
+#define PLAIN_RELAYED(op, method, fill_, text_)                                                    \
+    OPERATION(op, fill_, kvp_answer_plain, .relay = (method), .text = (text_), .plain = true)
 #define READ(read_)                                                                                \
     {                                                                                              \
         .read = (read_)                                                                            \
+    }
+
+#define FLUSH                                                                                      \
+    OPERATION(RESET, kvp_ask_flush, kvp_answer_plain, .text = "Cache flushed", .plain = true,      \
+              .finish = finish_flush)
+#define RELEASE       PLAIN(RELEASE, kvp_ask_release, "Memory released")
+#define RESUME_MEMORY PLAIN(WAKE, kvp_ask_resume_memory, "Memory resumed")
+#define GENERATE                                                                                   \
+    {                                                                                              \
+        .read = kvp_read_health_generate, .operation = KVP_OP_RELAY, .relay = "health_generate",   \
+        .fill = kvp_ask_generate, .finish = kvp_finish_health_generate                             \
     }
 
 static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
@@ -211,19 +297,92 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
     [KVP_ROUTE_wake_up] = OPERATION(WAKE, kvp_ask_wake, kvp_answer_woken),
     [KVP_ROUTE_release_kv_cache_memory] =
         OPERATION(RELEASE_KV, kvp_ask_nothing, kvp_answer_released),
-    [KVP_ROUTE_reset_prefix_cache] = OPERATION(RESET, kvp_ask_reset, kvp_answer_reset),
+    [KVP_ROUTE_reset_prefix_cache] = OPERATION(RESET, kvp_ask_reset, NULL, .finish = finish_reset),
     [KVP_ROUTE_init_weight_transfer_engine] =
-        OPERATION(RELAY, kvp_ask_init, kvp_answer_transfer_initialized),
+        RELAYED(RELAY, "init_weight_transfer_engine", kvp_ask_init, "Weight transfer initialized"),
     [KVP_ROUTE_start_weight_update] =
-        OPERATION(START_UPDATE, kvp_ask_relay, kvp_answer_update_started),
-    [KVP_ROUTE_update_weights] = OPERATION(UPDATE, kvp_ask_update, kvp_answer_updated),
+        RELAYED(START_UPDATE, "start_weight_update", kvp_ask_nothing, "Weight update started"),
+    [KVP_ROUTE_start_draft_weight_update] = RELAYED(START_UPDATE, "start_draft_weight_update",
+                                                    kvp_ask_nothing, "Draft weight update started"),
+    [KVP_ROUTE_update_weights] =
+        RELAYED(UPDATE, "update_weights", kvp_ask_update, "Weights updated"),
     [KVP_ROUTE_finish_weight_update] =
-        OPERATION(FINISH_UPDATE, kvp_ask_relay, kvp_answer_update_finished),
-    [KVP_ROUTE_update_weight_version] =
-        OPERATION(SET_VERSION, kvp_ask_set_version, kvp_answer_version_set),
+        RELAYED(FINISH_UPDATE, "finish_weight_update", kvp_ask_nothing, "Weight update finished"),
+    [KVP_ROUTE_update_weight_version] = OPERATION(
+        SET_VERSION, kvp_ask_set_version, kvp_answer_version_set, .relay = "update_weight_version"),
     [KVP_ROUTE_collective_rpc] = OPERATION(UPDATE, kvp_ask_rpc, kvp_answer_rpc_results),
+    [KVP_ROUTE_weight_checker] =
+        RELAYED(UPDATE, "weights_checker", kvp_ask_check_weights, "Weights checked"),
+    [KVP_ROUTE_abort_requests] =
+        OPERATION(RELAY, kvp_ask_nothing, kvp_answer_aborted, .relay = "abort_requests"),
+    [KVP_ROUTE_reset_mm_cache] =
+        PLAIN_RELAYED(RELAY, "reset_mm_cache", kvp_ask_nothing, "Multimodal cache reset"),
+    [KVP_ROUTE_reset_encoder_cache] =
+        PLAIN_RELAYED(RELAY, "reset_encoder_cache", kvp_ask_nothing, "Encoder cache reset"),
+    [KVP_ROUTE_load_lora_adapter] =
+        RELAYED(UPDATE, "load_lora_adapter", kvp_ask_lora, "LoRA adapter loaded"),
+    [KVP_ROUTE_unload_lora_adapter] =
+        RELAYED(RELAY, "unload_lora_adapter", kvp_ask_lora, "LoRA adapter unloaded"),
     [KVP_ROUTE_weight_info] = READ(kvp_read_weight_info),
     [KVP_ROUTE_get_world_size] = READ(kvp_read_world_size),
+    [KVP_ROUTE_server_info] = READ(kvp_read_server_info),
+    [KVP_ROUTE_load] = READ(kvp_read_load),
+
+    [KVP_ROUTE_release_memory_occupation] = RELEASE,
+    [KVP_ROUTE_get_release_memory] = RELEASE,
+    [KVP_ROUTE_release_memory] = RELEASE,
+    [KVP_ROUTE_resume_memory_occupation] = RESUME_MEMORY,
+    [KVP_ROUTE_get_resume_memory] = RESUME_MEMORY,
+    [KVP_ROUTE_resume_memory] = RESUME_MEMORY,
+    [KVP_ROUTE_flush_cache] = FLUSH,
+    [KVP_ROUTE_get_flush_cache] = FLUSH,
+    [KVP_ROUTE_pause_generation] = PLAIN(PAUSE, kvp_ask_pause_generation, "Generation paused"),
+    [KVP_ROUTE_continue_generation] = PLAIN(RESUME, kvp_ask_nothing, "Generation continued"),
+    [KVP_ROUTE_abort_request] = PLAIN_RELAYED(RELAY, "abort_request", kvp_ask_nothing, "Aborted"),
+    [KVP_ROUTE_init_weights_update_group] = PLAIN_RELAYED(
+        RELAY, "init_weights_update_group", kvp_ask_nothing, "Weight update group initialized"),
+    [KVP_ROUTE_destroy_weights_update_group] = PLAIN_RELAYED(
+        RELAY, "destroy_weights_update_group", kvp_ask_nothing, "Weight update group destroyed"),
+    [KVP_ROUTE_update_weights_from_disk] =
+        PLAIN_RELAYED(UPDATE, "update_weights_from_disk", kvp_ask_nothing, "Weights updated"),
+    [KVP_ROUTE_update_weights_from_tensor] =
+        PLAIN_RELAYED(UPDATE, "update_weights_from_tensor", kvp_ask_nothing, "Weights updated"),
+    [KVP_ROUTE_update_weights_from_distributed] = PLAIN_RELAYED(
+        UPDATE, "update_weights_from_distributed", kvp_ask_nothing, "Weights updated"),
+    [KVP_ROUTE_update_weights_from_ipc] =
+        PLAIN_RELAYED(UPDATE, "update_weights_from_ipc", kvp_ask_nothing, "Weights updated"),
+    [KVP_ROUTE_weights_checker] =
+        PLAIN_RELAYED(UPDATE, "weights_checker", kvp_ask_check_weights, "Weights checked"),
+    [KVP_ROUTE_get_server_info] = READ(kvp_read_server_info),
+    [KVP_ROUTE_model_info] = READ(kvp_read_model_info),
+    [KVP_ROUTE_get_model_info] = READ(kvp_read_model_info),
+    [KVP_ROUTE_get_weight_version] = READ(kvp_read_weight_info),
+    [KVP_ROUTE_get_load] = READ(kvp_read_get_load),
+    [KVP_ROUTE_list_loads] = READ(kvp_read_loads),
+    [KVP_ROUTE_health_generate] = GENERATE,
+    [KVP_ROUTE_health_generate_original] = GENERATE,
+
+    [KVP_ROUTE_areal_pause_generation] = PLAIN(PAUSE, kvp_ask_pause, "Generation paused"),
+    [KVP_ROUTE_areal_continue_generation] = PLAIN(RESUME, kvp_ask_nothing, "Generation continued"),
+    [KVP_ROUTE_areal_update_weights] =
+        PLAIN_RELAYED(UPDATE, "areal_update_weights", kvp_ask_nothing, "Weights updated"),
+    [KVP_ROUTE_areal_update_weights_xccl] =
+        PLAIN_RELAYED(UPDATE, "areal_update_weights_xccl", kvp_ask_nothing, "Weights updated"),
+    [KVP_ROUTE_areal_init_weights_update_group] =
+        PLAIN_RELAYED(RELAY, "areal_init_weights_update_group", kvp_ask_nothing,
+                      "Weight update group initialized"),
+    [KVP_ROUTE_areal_set_update_weight_meta] =
+        PLAIN_RELAYED(RELAY, "areal_set_update_weight_meta", kvp_ask_nothing, "Meta data taken"),
+    [KVP_ROUTE_init_communicator] =
+        RELAYED(RELAY, "init_communicator", kvp_ask_nothing, "Communicator initialized"),
+    [KVP_ROUTE_update_named_param] =
+        RELAYED(UPDATE, "update_named_param", kvp_ask_nothing, "Parameter updated"),
+    [KVP_ROUTE_batch_update_named_params] =
+        RELAYED(UPDATE, "batch_update_named_params", kvp_ask_nothing, "Parameters updated"),
+    [KVP_ROUTE_close_communicator] =
+        RELAYED(RELAY, "close_communicator", kvp_ask_nothing, "Communicator closed"),
+    [KVP_ROUTE_engine_call] = PLAIN(RELAY, kvp_ask_engine_call, "Done"),
+
     [KVP_ROUTE_list_instances] = READ(kvp_read_instances),
     [KVP_ROUTE_get_instance] = READ(kvp_read_instance),
     [KVP_ROUTE_list_operations] = READ(kvp_read_operations),
@@ -270,7 +429,7 @@ void kvp_control_run(struct kvp_control *control)
         if (action->read != NULL) {
             action->read(control, request);
         } else {
-            start(control, request);
+            kvp_control_start(control, request);
         }
         kvb_log_request(NULL);
     }
@@ -286,6 +445,9 @@ void kvp_control_close(struct kvp_control *control)
             struct kvp_request *request = pending->request;
             pending->request = NULL;
             kvp_inbox_reply_closed(&control->inbox, request);
+        }
+        if (kvb_timer_armed(&pending->timer)) { /* nothing of it is under way */
+            kvp_pending_free(pending);
         }
     }
     kvp_objects_close(control);

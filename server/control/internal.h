@@ -20,10 +20,13 @@ struct kvp_control {
 /* A request whose answer comes later. */
 struct kvp_pending {
     struct kvb_list link;
+    struct kvb_timer timer; /* a flush that is tried again */
+    uint64_t until_ns;      /* the last time that it is */
     struct kvp_control *control;
     struct kvp_request *request; /* NULL: replied already, or closed */
     const struct kvp_action *action;
     struct kvp_params params;
+    struct kvp_ask ask;
     char *body;                         /* taken: relayed until the operation ends */
     struct kvs_coord_request coord;     /* tenant reset */
     struct kvp_cluster_tenants figures; /* of tenants */
@@ -37,6 +40,11 @@ struct kvp_action {
     const char *(*fill)(const struct kvp_request *request, struct kvp_ask *ask,
                         const char **param_p);
     json_t *(*success)(const struct kvp_pending *pending, const struct kvp_outcome *outcome);
+    const char *relay; /* NULL, or what the link calls what the engine is asked */
+    const char *text;  /* `message` of its success */
+    bool plain;        /* its clients read `success` and `message`, also of a failure */
+    /* NULL: 200 with success, or the error; else replies, and ends the pending or keeps it */
+    bool (*finish)(struct kvp_pending *pending, const struct kvp_outcome *outcome);
     /* or answers at once: */
     void (*read)(struct kvp_control *control, struct kvp_request *request);
 };
@@ -50,6 +58,8 @@ void kvp_control_reply(struct kvp_control *control, struct kvp_request *request,
                        unsigned http_status, json_t *body, unsigned retry_after_s);
 void kvp_control_reply_error(struct kvp_control *control, struct kvp_request *request,
                              kvb_status_t status, const char *param, const char *message);
+/* Asks the fleet what the route's action says; the answer comes by itself. */
+void kvp_control_start(struct kvp_control *control, struct kvp_request *request);
 /* NULL: out of memory. */
 struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_request *request);
 void kvp_pending_free(struct kvp_pending *pending);
@@ -69,6 +79,14 @@ KVP_ASK(init)
 KVP_ASK(update)
 KVP_ASK(set_version)
 KVP_ASK(rpc)
+KVP_ASK(release)
+KVP_ASK(resume_memory)
+KVP_ASK(flush)
+KVP_ASK(pause_generation)
+KVP_ASK(check_weights)
+KVP_ASK(lora)
+KVP_ASK(engine_call)
+KVP_ASK(generate)
 #undef KVP_ASK
 
 /* ---- answers.c: what success looks like; a new object, or NULL: out of memory ---- */
@@ -80,11 +98,10 @@ KVP_ANSWER(resumed)
 KVP_ANSWER(sleeping)
 KVP_ANSWER(woken)
 KVP_ANSWER(released)
-KVP_ANSWER(reset) /* of a failed one as well */
-KVP_ANSWER(transfer_initialized)
-KVP_ANSWER(update_started)
-KVP_ANSWER(updated)
-KVP_ANSWER(update_finished)
+KVP_ANSWER(reset)   /* of a failed one as well */
+KVP_ANSWER(relayed) /* action.text, and what the engine said */
+KVP_ANSWER(plain)   /* as SGLang's clients read it */
+KVP_ANSWER(aborted)
 KVP_ANSWER(version_set)
 KVP_ANSWER(rpc_results)
 #undef KVP_ANSWER
@@ -106,12 +123,23 @@ void kvp_read_instances(struct kvp_control *control, struct kvp_request *request
 void kvp_read_instance(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operations(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operation(struct kvp_control *control, struct kvp_request *request);
-void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request);
-void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request);
 
 /* The instance a request is about; false: replied. */
 bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
                        struct kvp_view *view_p);
+
+/* ---- info.c: what clients of an inference server ask about it ---- */
+
+void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_server_info(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_model_info(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_load(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_get_load(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_loads(struct kvp_control *control, struct kvp_request *request);
+/* A running engine is asked for a token; one that is stopped is alive all the same. */
+void kvp_read_health_generate(struct kvp_control *control, struct kvp_request *request);
+bool kvp_finish_health_generate(struct kvp_pending *pending, const struct kvp_outcome *outcome);
 
 /* ---- objects.c ---- */
 

@@ -52,6 +52,23 @@ static void state(struct kvp_board *board, const char *instance, bool sleeping,
     }
 }
 
+static void add_model(void *arg, const struct kvp_view *view)
+{
+    json_t *model = json_pack("{s:s, s:s, s:s, s:s}", "id", view->model, "object", "model",
+                              "owned_by", "kvplane", "instance", view->instance);
+    (void)json_object_set_new(model, "max_model_len",
+                              view->max_model_len > 0 ? json_integer(view->max_model_len)
+                                                      : json_null());
+    (void)json_array_append_new(arg, model);
+}
+
+static json_t *models(struct kvp_board *board)
+{
+    json_t *list = json_array();
+    kvp_board_each(board, add_model, list);
+    return list;
+}
+
 void kvp_probe(const struct kvp_route *route, const char *instance, struct kvp_board *board,
                struct kvb_metrics *metrics, struct kvp_probe_answer *answer_p)
 {
@@ -61,9 +78,12 @@ void kvp_probe(const struct kvp_route *route, const char *instance, struct kvp_b
         ask(board, KVP_BOARD_HEALTH, "ok", answer_p);
         return;
     case KVP_ROUTE_livez:
+    case KVP_ROUTE_liveness:
         ask(board, KVP_BOARD_LIVE, "alive", answer_p);
         return;
     case KVP_ROUTE_readyz:
+    case KVP_ROUTE_ready:
+    case KVP_ROUTE_health_ready:
         ask(board, KVP_BOARD_READY, "ready", answer_p);
         return;
     case KVP_ROUTE_startupz:
@@ -74,6 +94,9 @@ void kvp_probe(const struct kvp_route *route, const char *instance, struct kvp_b
         return;
     case KVP_ROUTE_is_sleeping:
         state(board, instance, true, answer_p);
+        return;
+    case KVP_ROUTE_list_models:
+        answer_p->json = json_pack("{s:s, s:o}", "object", "list", "data", models(board));
         return;
     case KVP_ROUTE_metrics:
         kvp_probe_metrics(metrics, answer_p);

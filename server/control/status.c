@@ -210,32 +210,6 @@ bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
     return false;
 }
 
-void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request)
-{
-    struct kvp_view view;
-
-    if (kvp_find_instance(control, request, &view)) {
-        const char *version = view.weight_version[0] != '\0' ? view.weight_version : "default";
-        kvp_control_reply(control, request, 200, json_pack("{s:s}", "weight_version", version), 0);
-    }
-}
-
-void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request)
-{
-    struct kvp_view view;
-
-    if (!kvp_find_instance(control, request, &view)) {
-        return;
-    }
-    if (!view.attached) {
-        kvp_control_reply_error(control, request, KVB_ERR_BAD_STATE, NULL,
-                                "not all ranks of the engine are attached");
-        return;
-    }
-    kvp_control_reply(control, request, 200,
-                      json_pack("{s:I}", "world_size", (json_int_t)view.world_size), 0);
-}
-
 struct listing {
     const struct kvp_control *control;
     json_t *list;

@@ -113,10 +113,9 @@ static void find_route(struct kvp_exchange *exchange, const char *method)
         return;
     case KVP_FOUND_OTHER_METHOD:
         kvp_exchange_refuse(exchange, 405, NULL,
-                            route->method == KVP_GET ? "this route answers GET"
-                                                     : "this route answers POST");
+                            "this route does not answer that method; Allow says which it does");
         exchange->extra_name = MHD_HTTP_HEADER_ALLOW;
-        exchange->extra_value = kvp_route_allow(route);
+        exchange->extra_value = kvp_route_allow(exchange->http->config.routes, route);
         return;
     case KVP_FOUND_BAD_PATH:
         kvp_exchange_refuse(

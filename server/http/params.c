@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum kind { LEVEL, MODE, BOOL, TEXT, TAGS, NAME, ID, KEY, COUNT, NUMBER, PIN, PATTERN };
+enum kind { LEVEL, MODE, BOOL, TEXT, TAGS, NAME, ID, KEY, COUNT, NUMBER, SECONDS, PIN, PATTERN };
 
 static const struct {
     const char *name;
@@ -202,6 +202,25 @@ static const char *read_number(uint64_t *number, const char *text)
     return NULL;
 }
 
+#define SECONDS_MAX 3600.0
+
+/* Clients write 30 and 30.0. */
+static const char *read_seconds(uint32_t *ms, const char *text)
+{
+    size_t len = strlen(text);
+    double seconds = SECONDS_MAX + 1;
+    if (len > 0 && len < 16 && text[strspn(text, "0123456789.")] == '\0') {
+        char *end;
+        seconds = strtod(text, &end);
+        seconds = *end == '\0' ? seconds : SECONDS_MAX + 1;
+    }
+    if (!(seconds <= SECONDS_MAX)) {
+        return "must be a number of seconds, at most 3600";
+    }
+    *ms = (uint32_t)(seconds * 1000);
+    return NULL;
+}
+
 /* Bytes that mean something to the matcher are taken as they are. */
 static const char *read_pattern(struct kvp_params *params, const char *text)
 {
@@ -277,6 +296,9 @@ static const char *read_value(struct kvp_params *params, enum kvp_param which, c
         break;
     case NUMBER:
         wrong = read_number(field, text);
+        break;
+    case SECONDS:
+        wrong = read_seconds(field, text);
         break;
     case PIN:
         wrong = read_pin(field, text);
@@ -398,8 +420,13 @@ static const char *scalar_text(const json_t *value, enum kind kind, char number[
     if (json_is_boolean(value) && kind == BOOL) {
         return json_is_true(value) ? "true" : "false";
     }
-    if (json_is_integer(value) && (kind == LEVEL || kind == BOOL || kind == TEXT || kind == COUNT ||
-                                   kind == NUMBER)) { /* versions are often numbers */
+    if (json_is_real(value) && kind == SECONDS) {
+        snprintf(number, 24, "%.3f", json_real_value(value));
+        return number;
+    }
+    if (json_is_integer(value) &&
+        (kind == LEVEL || kind == BOOL || kind == TEXT || kind == COUNT || kind == NUMBER ||
+         kind == SECONDS)) { /* versions are often numbers */
         snprintf(number, 24, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         return number;
     }
@@ -420,6 +447,8 @@ static const char *wrong_type(enum kind kind)
     case COUNT:
     case NUMBER:
         return "must be a whole number";
+    case SECONDS:
+        return "must be a number of seconds";
     case TEXT:
     case NAME:
     case ID:

@@ -5,17 +5,41 @@
 
 #include <string.h>
 
-const char *kvp_route_allow(const struct kvp_route *route)
+enum { GET = 1, HEAD = 2, POST = 4 };
+
+static unsigned method_bit(const char *method)
 {
-    return route->method == KVP_GET ? "GET, HEAD" : "POST";
+    return strcmp(method, "GET") == 0    ? GET
+           : strcmp(method, "HEAD") == 0 ? HEAD
+           : strcmp(method, "POST") == 0 ? POST
+                                         : 0u;
 }
 
-static bool method_is(const struct kvp_route *route, const char *method)
+/* A HEAD must be without effect, which a GET that an engine of old takes for a verb is not. */
+static unsigned methods_of(const struct kvp_route *route)
 {
-    if (route->method == KVP_GET) {
-        return strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    if (route->method == KVP_POST) {
+        return POST;
     }
-    return strcmp(method, "POST") == 0;
+    return route->role == KVP_ROLE_ADMIN ? GET : GET | HEAD;
+}
+
+const char *kvp_route_allow(const struct kvp_route_table *table, const struct kvp_route *route)
+{
+    static const char *const texts[] = {
+        [GET] = "GET",
+        [GET | HEAD] = "GET, HEAD",
+        [POST] = "POST",
+        [GET | POST] = "GET, POST",
+        [GET | HEAD | POST] = "GET, HEAD, POST",
+    };
+    unsigned methods = 0;
+    for (uint32_t i = 0; i < table->n; i++) {
+        if (strcmp(table->routes[i].path, route->path) == 0) {
+            methods |= methods_of(&table->routes[i]);
+        }
+    }
+    return texts[methods];
 }
 
 /* The segments of a request's path, decoded, one after the other with their NULs. */
@@ -100,7 +124,7 @@ enum kvp_found kvp_route_find(const struct kvp_route_table *table, const char *m
             continue;
         }
         *route_p = &table->routes[i];
-        if (method_is(&table->routes[i], method)) {
+        if ((methods_of(&table->routes[i]) & method_bit(method)) != 0) {
             strcpy(arg, value != NULL ? value : "");
             return KVP_FOUND;
         }

@@ -69,14 +69,15 @@ enum kvp_found {
 /*
  * The route of a request target's path (raw, without the query). Segments are split first and
  * decoded then, so that an encoded slash stays part of its segment; one trailing slash makes no
- * difference; an empty segment matches nothing. HEAD counts as GET. arg gets what {…} stands for,
+ * difference; an empty segment matches nothing. HEAD counts as GET where that
+ * changes nothing (role READ). arg gets what {…} stands for,
  * decoded; "" if the path has none.
  */
 enum kvp_found kvp_route_find(const struct kvp_route_table *table, const char *method,
                               const char *path, size_t path_len, const struct kvp_route **route_p,
                               char arg[KVP_PATH_ARG_MAX]);
-/* The Allow header of a route's path. */
-const char *kvp_route_allow(const struct kvp_route *route);
+/* The Allow header of the path of a route of that table. */
+const char *kvp_route_allow(const struct kvp_route_table *table, const struct kvp_route *route);
 /*
  * Every parameter, once, with how it is read: from the query, else from a JSON object body.
  * Booleans in any case (true/false, 1/0, on/off, yes/no, t/f, y/n); of a repeated scalar the last
@@ -94,7 +95,8 @@ const char *kvp_route_allow(const struct kvp_route *route);
     X(strict, BOOL)                                                                                \
     X(weight_version, TEXT)                                                                        \
     X(new_version, TEXT)                                                                           \
-    X(tags, TAGS) /* repeated, or a JSON list or null */                                           \
+    X(timeout, SECONDS) /* of flush_cache: how long it may be tried */                             \
+    X(tags, TAGS)       /* repeated, or a JSON list or null */                                     \
     X(tenant, NAME)                                                                                \
     X(layout, TEXT)                                                                                \
     X(lineage, ID)  /* 32 hex digits */                                                            \
@@ -127,6 +129,7 @@ struct kvp_params {
     bool strict;
     char weight_version[KVB_WEIGHTS_NAME_MAX];
     char new_version[KVB_WEIGHTS_NAME_MAX];
+    uint32_t timeout; /* ms */
     uint32_t ntags;
     char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
     char tenant[KVB_NAME_MAX];

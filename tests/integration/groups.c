@@ -34,7 +34,7 @@ struct rank {
     unsigned char *memory; /* NULL: released */
     int fds[2];            /* of the memory that sleep takes, and of what it does not touch */
     uint64_t generation;
-    bool paused, attached;
+    bool paused, shares;
 };
 static struct rank ranks[3]; /* two of `two`, one of `one` */
 
@@ -127,11 +127,16 @@ static void on_state(void *ctx, struct kvplane_state *state)
     state->tags[0].tag = "kv_cache";
     state->tags[0].residency = rank->memory == NULL ? KVPLANE_DISCARDED : KVPLANE_RESIDENT;
 }
+/* What is put before that is of a stay that nobody else shares. */
+static void on_lineage(void *ctx, bool left, const char *name)
+{
+    struct rank *rank = ctx;
+    rank->shares = !left && name[0] != '\0';
+}
 static void on_attached(void *ctx, int result)
 {
     struct rank *rank = ctx;
     CHECK(result == KVPLANE_OK);
-    rank->attached = true;
     hand_over(rank, HOST);
     hand_over(rank, DEVICE);
 }
@@ -141,6 +146,7 @@ static const struct kvplane_callbacks callbacks = {.pause = on_pause,
                                                    .release = on_release,
                                                    .restore = on_restore,
                                                    .fingerprint = on_fingerprint,
+                                                   .lineage = on_lineage,
                                                    .state = on_state,
                                                    .attached = on_attached};
 
@@ -319,7 +325,7 @@ int main(int argc, char **argv)
     open_rank(&ranks[0], argv[1], "two", 0, 2);
     open_rank(&ranks[1], argv[1], "two", 1, 2);
     open_rank(&ranks[2], argv[1], "one", 0, 1);
-    while (!ranks[0].attached || !ranks[1].attached || !ranks[2].attached) {
+    while (!ranks[0].shares || !ranks[1].shares || !ranks[2].shares) {
         turn();
     }
     /* Full attention has 12 blocks, 192 tokens, block 9 of rank 0 alone; of the window's, 2 … 3 and

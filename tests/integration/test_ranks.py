@@ -21,9 +21,9 @@ def hello(rank, world, roles=SCHEDULER | WORKER, local=None, instance="raw", tp=
     """The first frame of a rank (base/link.h)."""
     def text(string):
         return struct.pack("<I", len(string)) + string.encode()
-    payload = struct.pack("<HBBIIIIIII", 2, roles, 0, rank, world, world if local is None else local,
+    payload = struct.pack("<HBBIIIIIII", 3, roles, 0, rank, world, world if local is None else local,
                           tp, store_tp, 16, 0)
-    payload += text(instance) + text("default") + text(layout) + text("")
+    payload += text(instance) + text("default") + text(layout) + text("") + bytes(4) + text("")
     payload += bytes(32) + text("") + struct.pack("<I", 0)
     payload += struct.pack("<QBBBBBI", 0, 0, 0, 0, 0, 0, 0)
     return harness.frame(HELLO, 1, payload)

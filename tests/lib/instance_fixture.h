@@ -176,6 +176,8 @@ static inline struct kvp_ask world_ask(const char *words)
         {"sleep", KVP_OP_SLEEP, ""},
         {"wake", KVP_OP_WAKE, ""},
         {"release", KVP_OP_RELEASE_KV, ""},
+        {"occupation", KVP_OP_RELEASE, ""},
+
         {"reset", KVP_OP_RESET, ""},
         {"start", KVP_OP_START_UPDATE, "start_weight_update"},
         {"update", KVP_OP_UPDATE, "update_weights"},
@@ -211,6 +213,8 @@ static inline struct kvp_ask world_ask(const char *words)
             ask.reset_external = KVP_YES;
         } else if (strcmp(word, "preempt") == 0) {
             ask.reset_running_requests = true;
+        } else if (strcmp(word, "at_once") == 0) {
+            ask.at_once = true;
         } else if (strcmp(word, "keep_pause") == 0) {
             ask.keep_pause = true;
         } else if (strncmp(word, "v=", 2) == 0) {

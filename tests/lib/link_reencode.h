@@ -123,6 +123,8 @@ static inline void link_sample(enum link_codec codec, struct kvb_writer *out)
                                                           .instance = "llm-0",
                                                           .tenant = "default",
                                                           .layout = "m/fp16 \xc3\xa9",
+                                                          .model = "llm",
+                                                          .max_model_len = 4096,
                                                           .weights_name = "v1",
                                                           .lineage = {{1, 2}},
                                                           .token = {{3, 4}},

@@ -3,6 +3,7 @@
 #include "fake_fleet.h"
 #include "http/errors.h"
 #include "http/params.h"
+#include "sim_sched.h"
 
 #include <criterion/criterion.h>
 
@@ -14,6 +15,7 @@ static struct kvp_fleet fleet;
 static struct kvs_coordinator coordinator;
 static struct kvp_cluster cluster;
 static struct kvp_control *control;
+static struct sim_sched sim;
 static uint32_t wakes;
 
 /* A request as the HTTP side makes it, and what it was told. */
@@ -32,21 +34,19 @@ static void count_wake(void *ctx)
     wakes++;
 }
 
-static uint64_t fixed_clock(void *ctx)
-{
-    (void)ctx;
-    return 100 * KVB_NS_PER_S;
-}
-static const struct kvb_clock clock_fixed = {.now_ns = fixed_clock};
-
 #define QUEUE_MAX 4
+
+#define NOW_NS (100 * KVB_NS_PER_S)
 
 static void make(bool never_sleeps)
 {
+    sim_init(&sim, 1);
+    sim.now_ns = NOW_NS;
     struct kvp_control_config config = {.fleet = &fleet,
                                         .coordinator = &coordinator,
                                         .cluster = &cluster,
-                                        .clock = &clock_fixed,
+                                        .sched = &sim.sched,
+                                        .clock = sim.sched.clock,
                                         .retire_ms = 10000,
                                         .never_sleeps = never_sleeps,
                                         .queue_max = QUEUE_MAX,
@@ -216,6 +216,318 @@ Test(control, every_operation_route_asks_for_its_operation)
         cr_expect_eq(call->ask.body_len, cases[i].body != NULL ? strlen(cases[i].body) : 0);
         fake_fleet_finish(&fleet, call, (struct kvp_outcome){.local_done = true});
         expect_body(&asked, 200, cases[i].answer);
+    }
+}
+
+/* What SGLang, TensorRT-LLM, AReaL, TRL, Dynamo and SkyRL call the same things. */
+Test(control, every_other_name_asks_for_the_same_operation)
+{
+#define PLAIN(text) "{\"status\":\"ok\",\"success\":true,\"message\":\"" text "\"}"
+#define TOLD(text)  "{\"message\":\"" text "\"}"
+    static const struct {
+        enum kvp_route_id route;
+        const char *body;
+        enum kvp_operation operation;
+        const char *method;
+        const char *answer;
+    } cases[] = {
+        {KVP_ROUTE_release_memory_occupation, "{}", KVP_OP_RELEASE, "", PLAIN("Memory released")},
+        {KVP_ROUTE_get_release_memory, NULL, KVP_OP_RELEASE, "", PLAIN("Memory released")},
+        {KVP_ROUTE_release_memory, "{\"tags\":[\"kv_cache\"]}", KVP_OP_RELEASE, "",
+         PLAIN("Memory released")},
+        {KVP_ROUTE_resume_memory_occupation, "{\"tags\":null}", KVP_OP_WAKE, "",
+         PLAIN("Memory resumed")},
+        {KVP_ROUTE_get_resume_memory, NULL, KVP_OP_WAKE, "", PLAIN("Memory resumed")},
+        {KVP_ROUTE_resume_memory, NULL, KVP_OP_WAKE, "", PLAIN("Memory resumed")},
+        {KVP_ROUTE_flush_cache, NULL, KVP_OP_RESET, "", PLAIN("Cache flushed")},
+        {KVP_ROUTE_get_flush_cache, NULL, KVP_OP_RESET, "", PLAIN("Cache flushed")},
+        {KVP_ROUTE_pause_generation, "{}", KVP_OP_PAUSE, "", PLAIN("Generation paused")},
+        {KVP_ROUTE_continue_generation, "{}", KVP_OP_RESUME, "", PLAIN("Generation continued")},
+        {KVP_ROUTE_areal_pause_generation, "{}", KVP_OP_PAUSE, "", PLAIN("Generation paused")},
+        {KVP_ROUTE_areal_continue_generation, "{}", KVP_OP_RESUME, "",
+         PLAIN("Generation continued")},
+        {KVP_ROUTE_abort_requests, "{}", KVP_OP_RELAY, "abort_requests",
+         "{\"status\":\"aborted\",\"aborted\":0}"},
+        {KVP_ROUTE_abort_request, "{\"abort_all\":true}", KVP_OP_RELAY, "abort_request",
+         PLAIN("Aborted")},
+        {KVP_ROUTE_reset_mm_cache, NULL, KVP_OP_RELAY, "reset_mm_cache",
+         PLAIN("Multimodal cache reset")},
+        {KVP_ROUTE_reset_encoder_cache, NULL, KVP_OP_RELAY, "reset_encoder_cache",
+         PLAIN("Encoder cache reset")},
+        {KVP_ROUTE_start_draft_weight_update, NULL, KVP_OP_START_UPDATE,
+         "start_draft_weight_update", TOLD("Draft weight update started")},
+        {KVP_ROUTE_update_weights_from_disk, "{}", KVP_OP_UPDATE, "update_weights_from_disk",
+         PLAIN("Weights updated")},
+        {KVP_ROUTE_update_weights_from_tensor, "{}", KVP_OP_UPDATE, "update_weights_from_tensor",
+         PLAIN("Weights updated")},
+        {KVP_ROUTE_update_weights_from_distributed, "{}", KVP_OP_UPDATE,
+         "update_weights_from_distributed", PLAIN("Weights updated")},
+        {KVP_ROUTE_update_weights_from_ipc, "{}", KVP_OP_UPDATE, "update_weights_from_ipc",
+         PLAIN("Weights updated")},
+        {KVP_ROUTE_init_weights_update_group, "{}", KVP_OP_RELAY, "init_weights_update_group",
+         PLAIN("Weight update group initialized")},
+        {KVP_ROUTE_destroy_weights_update_group, "{}", KVP_OP_RELAY, "destroy_weights_update_group",
+         PLAIN("Weight update group destroyed")},
+        {KVP_ROUTE_weights_checker, "{\"action\":\"compare\"}", KVP_OP_RELAY, "weights_checker",
+         PLAIN("Weights checked")},
+        {KVP_ROUTE_weights_checker, "{\"action\":\"reset_tensors\"}", KVP_OP_UPDATE,
+         "weights_checker", PLAIN("Weights checked")},
+        {KVP_ROUTE_weight_checker, "{\"action\":\"snapshot\"}", KVP_OP_RELAY, "weights_checker",
+         TOLD("Weights checked")},
+        {KVP_ROUTE_load_lora_adapter, "{\"lora_name\":\"a\"}", KVP_OP_UPDATE, "load_lora_adapter",
+         TOLD("LoRA adapter loaded")},
+        {KVP_ROUTE_unload_lora_adapter, "{\"lora_name\":\"a\"}", KVP_OP_RELAY,
+         "unload_lora_adapter", TOLD("LoRA adapter unloaded")},
+        {KVP_ROUTE_areal_update_weights, "{}", KVP_OP_UPDATE, "areal_update_weights",
+         PLAIN("Weights updated")},
+        {KVP_ROUTE_areal_update_weights_xccl, "{}", KVP_OP_UPDATE, "areal_update_weights_xccl",
+         PLAIN("Weights updated")},
+        {KVP_ROUTE_areal_init_weights_update_group, "{}", KVP_OP_RELAY,
+         "areal_init_weights_update_group", PLAIN("Weight update group initialized")},
+        {KVP_ROUTE_areal_set_update_weight_meta, "{}", KVP_OP_RELAY, "areal_set_update_weight_meta",
+         PLAIN("Meta data taken")},
+        {KVP_ROUTE_init_communicator, "{}", KVP_OP_RELAY, "init_communicator",
+         TOLD("Communicator initialized")},
+        {KVP_ROUTE_update_named_param, "{}", KVP_OP_UPDATE, "update_named_param",
+         TOLD("Parameter updated")},
+        {KVP_ROUTE_batch_update_named_params, "{}", KVP_OP_UPDATE, "batch_update_named_params",
+         TOLD("Parameters updated")},
+        {KVP_ROUTE_close_communicator, NULL, KVP_OP_RELAY, "close_communicator",
+         TOLD("Communicator closed")},
+        {KVP_ROUTE_collective_rpc,
+         "{\"method\":\"skyrl_sleep_for_weight_sync\",\"kwargs\":{\"offload_kv\":true}}",
+         KVP_OP_RELEASE, "", "{\"results\":[]}"},
+        {KVP_ROUTE_collective_rpc,
+         "{\"method\":\"skyrl_wake_for_weight_sync\",\"kwargs\":{\"tags\":[\"weights\"]}}",
+         KVP_OP_WAKE, "", "{\"results\":[]}"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct asked asked;
+        struct fake_call *call = start(&asked, cases[i].route, NULL, cases[i].body);
+        cr_expect_eq(call->ask.operation, cases[i].operation, "%zu", i);
+        cr_expect_str_eq(call->ask.method, cases[i].method);
+        fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+        expect_body(&asked, 200, cases[i].answer);
+    }
+}
+
+Test(control, a_worker_route_of_dynamo_is_the_verb_that_path_or_body_names)
+{
+    static const struct {
+        const char *path;
+        const char *body;
+        enum kvp_operation operation;
+        const char *method;
+    } cases[] = {
+        {"pause_generation", "{\"mode\":\"wait\",\"clear_cache\":true}", KVP_OP_PAUSE, ""},
+        {"resume_generation", "{}", KVP_OP_RESUME, ""},
+        {"init_weights_update_group", "{\"engine_rpc\":\"init_weight_transfer_engine\"}",
+         KVP_OP_RELAY, "init_weight_transfer_engine"},
+        {"update_weights_from_distributed", "{\"engine_rpc\":\"start_weight_update\"}",
+         KVP_OP_START_UPDATE, "start_weight_update"},
+        {"update_weights_from_distributed", "{\"engine_rpc\":\"update_weights\"}", KVP_OP_UPDATE,
+         "update_weights"},
+        {"update_weights_from_distributed", "{\"engine_rpc\":\"finish_weight_update\"}",
+         KVP_OP_FINISH_UPDATE, "finish_weight_update"},
+        {"update_weights_from_distributed", "{}", KVP_OP_UPDATE, "update_weights_from_distributed"},
+    };
+    struct asked asked;
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint32_t before = fleet.ncalls;
+        prepare(&asked, KVP_ROUTE_engine_call, NULL, cases[i].body);
+        strcpy(asked.request.path_arg, cases[i].path);
+        go(&asked);
+        cr_assert_eq(fleet.ncalls, before + 1);
+        struct fake_call *call = fake_fleet_last(&fleet);
+        cr_expect_eq(call->ask.operation, cases[i].operation, "%zu", i);
+        cr_expect_str_eq(call->ask.method, cases[i].method);
+        cr_expect_eq(call->ask.mode, i == 0 ? KVP_MODE_WAIT : KVP_MODE_ABORT);
+        fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+        expect_body(&asked, 200, PLAIN("Done"));
+    }
+    static const char *const bad[][2] = {{"sleep", "{}"},
+                                         {"pause_generation", "{\"engine_rpc\":\"wake_up\"}"}};
+    for (size_t i = 0; i < 2; i++) {
+        prepare(&asked, KVP_ROUTE_engine_call, NULL, bad[i][1]);
+        strcpy(asked.request.path_arg, bad[i][0]);
+        go(&asked);
+        expect_error(&asked, 400, i == 0 ? "path.name" : "body.engine_rpc");
+    }
+}
+
+Test(control, memory_is_released_and_resumed_by_tags_and_a_pause_is_not_lifted_by_it)
+{
+    struct asked asked;
+    struct fake_call *call =
+        start(&asked, KVP_ROUTE_release_memory_occupation, NULL, "{\"tags\":[\"weights\",\"x\"]}");
+    cr_expect(call->ask.tags_given);
+    cr_expect_eq(call->ask.ntags, 2);
+    cr_expect_str_eq(call->ask.tags[0], "weights");
+    fake_fleet_finish(&fleet, call,
+                      (struct kvp_outcome){.ntags_ignored = 1, .tags_ignored = {"x"}});
+    expect_body(&asked, 200,
+                "{\"status\":\"ok\",\"success\":true,\"message\":\"Memory released\","
+                "\"tags_ignored\":[\"x\"]}");
+    call = start(&asked, KVP_ROUTE_release_memory_occupation, NULL, "{\"tags\":null}");
+    cr_expect(!call->ask.tags_given);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+
+    call = start(&asked, KVP_ROUTE_resume_memory_occupation, NULL, "{\"tags\":[\"kv_cache\"]}");
+    cr_expect(call->ask.keep_pause && call->ask.tags_given);
+    fake_fleet_finish(&fleet, call,
+                      (struct kvp_outcome){.ntags_woken = 1, .tags_woken = {"kv_cache"}});
+    expect_body(&asked, 200,
+                "{\"status\":\"ok\",\"success\":true,\"message\":\"Memory resumed\","
+                "\"tags_woken\":[\"kv_cache\"]}");
+    call = start(&asked, KVP_ROUTE_wake_up, NULL, NULL);
+    cr_expect(!call->ask.keep_pause);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+
+    call = start(&asked, KVP_ROUTE_pause_generation, NULL, "{\"mode\":\"retract\"}");
+    cr_expect_eq(call->ask.mode, KVP_MODE_RETRACT);
+    cr_expect(!call->ask.clear_cache); /* its clients flush by a call of their own */
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+    call = start(&asked, KVP_ROUTE_collective_rpc, NULL,
+                 "{\"method\":\"skyrl_sleep_for_weight_sync\",\"kwargs\":{\"offload_kv\":false}}");
+    cr_expect(call->ask.tags_given && call->ask.ntags == 1);
+    cr_expect_str_eq(call->ask.tags[0], "weights");
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+    call = start(&asked, KVP_ROUTE_collective_rpc, NULL,
+                 "{\"method\":\"skyrl_wake_for_weight_sync\",\"kwargs\":{\"tags\":[\"weights\"]}}");
+    cr_expect(call->ask.keep_pause && call->ask.tags_given && call->ask.ntags == 1);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    json_decref(asked.body);
+}
+
+Test(control, failures_of_these_names_say_success_false_too)
+{
+    struct asked asked;
+    struct fake_call *call =
+        start(&asked, KVP_ROUTE_update_weights_from_tensor, NULL, "{\"weight_version\":\"1\"}");
+    cr_expect_str_eq(call->ask.weight_version, "1");
+    fake_fleet_finish(&fleet, call,
+                      (struct kvp_outcome){.status = KVB_ERR_UNSUPPORTED, .message = "no such"});
+    cr_expect(json_is_false(json_object_get(asked.body, "success")));
+    cr_expect_str_eq(json_string_value(json_object_get(asked.body, "message")), "no such");
+    expect_error(&asked, 501, NULL);
+}
+
+Test(control, a_flush_that_finds_it_busy_is_400_at_once)
+{
+    struct asked asked;
+    struct fake_call *call = start(&asked, KVP_ROUTE_get_flush_cache, NULL, NULL);
+    cr_expect(call->ask.at_once);
+    cr_expect_eq(call->ask.reset_external, KVP_UNSET);
+    fake_fleet_finish(
+        &fleet, call,
+        (struct kvp_outcome){.status = KVB_ERR_BUSY, .blocks_held = 3, .message = "held"});
+    cr_expect(json_is_false(json_object_get(asked.body, "success")));
+    cr_expect_eq(json_integer_value(json_object_get(asked.body, "blocks_held")), 3);
+    expect_error(&asked, 400, NULL);
+    cr_expect_eq(fleet.ncalls, 1);
+
+    call = start(&asked, KVP_ROUTE_flush_cache, NULL, NULL);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){.status = KVB_ERR_DISCONNECTED});
+    cr_expect(json_is_false(json_object_get(asked.body, "success")));
+    expect_error(&asked, 503, NULL);
+}
+
+Test(control, a_flush_with_a_timeout_is_tried_until_then)
+{
+    struct asked asked;
+    const struct kvp_outcome busy = {.status = KVB_ERR_BUSY, .message = "held"};
+
+    for (int gives_up = 0; gives_up < 2; gives_up++) {
+        uint64_t began_ns = sim.now_ns;
+        uint32_t calls = fleet.ncalls;
+        struct fake_call *call = start(&asked, KVP_ROUTE_flush_cache, "timeout=1.5", NULL);
+        for (uint32_t tries = 1; asked.replies == 0; tries++) {
+            cr_assert_lt(tries, 40);
+            fake_fleet_finish(&fleet, call, gives_up || tries < 4 ? busy : (struct kvp_outcome){0});
+            if (asked.replies == 0) {
+                sim_advance(&sim, 100);
+                sim_settle(&sim);
+                cr_assert_eq(fleet.ncalls, calls + tries + 1);
+                call = fake_fleet_last(&fleet);
+                cr_assert(call->open && call->ask.at_once);
+            }
+        }
+        if (gives_up) {
+            expect_error(&asked, 400, NULL);
+            cr_expect_leq(sim.now_ns - began_ns, 1500 * KVB_NS_PER_MS);
+            cr_expect_gt(sim.now_ns - began_ns, 1300 * KVB_NS_PER_MS);
+        } else {
+            expect_body(&asked, 200, PLAIN("Cache flushed"));
+        }
+    }
+    /* closed between two tries: answered, and nothing is left */
+    struct fake_call *call = start(&asked, KVP_ROUTE_flush_cache, "timeout=9", NULL);
+    fake_fleet_finish(&fleet, call, busy);
+    cr_expect_eq(asked.replies, 0);
+    kvp_control_close(control);
+    expect_error(&asked, 503, NULL);
+}
+
+Test(control, a_token_is_asked_for_only_of_an_engine_that_runs)
+{
+    struct asked asked;
+    struct fake_call *call = start(&asked, KVP_ROUTE_health_generate, NULL, NULL);
+    cr_expect_eq(call->ask.operation, KVP_OP_RELAY);
+    cr_expect_str_eq(call->ask.method, "health_generate");
+    cr_expect_gt(call->ask.bound_ms, 0);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){0});
+    expect_body(&asked, 200, "{\"status\":\"ok\",\"success\":true,\"generated\":true}");
+
+    call = start(&asked, KVP_ROUTE_health_generate_original, NULL, NULL);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){.status = KVB_ERR_TIMEOUT});
+    expect_error(&asked, 503, NULL);
+    call = start(&asked, KVP_ROUTE_health_generate, NULL, NULL);
+    fake_fleet_finish(&fleet, call, (struct kvp_outcome){.status = KVB_ERR_UNSUPPORTED});
+    expect_body(&asked, 200, "{\"status\":\"ok\",\"success\":true,\"generated\":false}");
+
+    uint32_t calls = fleet.ncalls;
+    fleet.views[0].ready = false; /* asleep, paused */
+    prepare(&asked, KVP_ROUTE_health_generate, NULL, NULL);
+    go(&asked);
+    expect_body(&asked, 200, "{\"status\":\"ok\",\"success\":true,\"generated\":false}");
+    fleet.views[0].attached = false;
+    prepare(&asked, KVP_ROUTE_health_generate, NULL, NULL);
+    go(&asked);
+    expect_error(&asked, 503, NULL);
+    cr_expect_eq(fleet.ncalls, calls);
+}
+
+Test(control, the_load_falls_to_nothing_in_every_form)
+{
+    static const enum kvp_route_id routes[] = {KVP_ROUTE_load, KVP_ROUTE_get_load,
+                                               KVP_ROUTE_list_loads};
+    static const char *const busy[] = {
+        "{\"server_load\":6,\"num_requests\":6,\"inflight\":4,\"queues\":{\"running\":4,"
+        "\"waiting\":2}}",
+        "[{\"dp_rank\":0,\"num_reqs\":6,\"num_total_reqs\":6,\"num_running_reqs\":4,"
+        "\"num_waiting_reqs\":2}]",
+        "{\"dp_rank_count\":1,\"loads\":[{\"dp_rank\":0,\"num_reqs\":6,\"num_total_reqs\":6,"
+        "\"num_running_reqs\":4,\"num_waiting_reqs\":2}]}"};
+    struct asked asked;
+
+    for (size_t i = 0; i < 3; i++) {
+        fleet.views[0].load = (struct kvb_load){.running = 3, .waiting = 2, .loading = 1};
+        prepare(&asked, routes[i], NULL, NULL);
+        go(&asked);
+        expect_body(&asked, 200, busy[i]);
+        fleet.views[0].load = (struct kvb_load){0};
+        prepare(&asked, routes[i], NULL, NULL);
+        go(&asked);
+        char *text = json_dumps(asked.body, JSON_COMPACT);
+        cr_expect_null(strpbrk(text, "23456789"), "%s", text);
+        free(text);
+        json_decref(asked.body);
     }
 }
 
@@ -446,7 +758,7 @@ Test(control, an_unknown_method_counts_as_a_weight_change)
         "update_weights_from_ipc",
         "my_own_method",
         "get",
-        "skyrl_sleep_for_weight_sync",
+        "skyrl_sleep_for_something_else",
         "add_lora",
         "GET_something",
         "ping2",
@@ -988,6 +1300,8 @@ Test(control, without_sleep_mode_memory_is_never_given_up)
         {KVP_ROUTE_sleep, "level=1", true},
         {KVP_ROUTE_sleep, "level=2&mode=keep", true},
         {KVP_ROUTE_release_kv_cache_memory, "", true},
+        {KVP_ROUTE_release_memory_occupation, "", true},
+        {KVP_ROUTE_release_memory, "tags=kv_cache", true},
         {KVP_ROUTE_sleep, "level=0", false},
         {KVP_ROUTE_wake_up, "", false},
         {KVP_ROUTE_pause, "", false},

@@ -252,6 +252,53 @@ Test(instance, identical_requests_share_one_answer_and_different_ones_wait_their
     world_close(&w);
 }
 
+Test(instance, who_does_not_wait_for_its_turn_is_told_busy_at_once_and_shares_an_equal)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    w.engine.busy = 1;
+    struct told *pause = world_start(&w, "pause wait");
+    sim_settle(&w.sim);
+    uint64_t began = w.sim.now_ns;
+    struct told *flush = world_do(&w, "reset at_once");
+    cr_assert_eq(flush->status, KVB_ERR_BUSY);
+    cr_assert_eq(w.sim.now_ns, began);
+    fake_engine_finish_requests(&w.engine);
+    world_await(&w, pause);
+    struct told *first = world_start(&w, "reset at_once");
+    struct told *second = world_start(&w, "reset at_once");
+    world_await(&w, first);
+    world_await(&w, second);
+    cr_assert_eq(first->status, KVB_OK);
+    cr_assert_eq(second->status, KVB_OK);
+    cr_assert_eq(first->operation_id, second->operation_id);
+    world_close(&w);
+}
+
+Test(instance, memory_released_by_tags_comes_back_and_the_pause_stays)
+{
+    static const char *const tags[] = {"", " kv_cache", " weights", " kv_cache weights"};
+    for (size_t i = 0; i < sizeof tags / sizeof tags[0]; i++) {
+        struct world w;
+        char words[64];
+        world_open(&w, 1, true);
+        OK(&w, "pause keep");
+        struct kvb_lineage before = world_view(&w).lineage;
+        snprintf(words, sizeof words, "occupation%s", tags[i]);
+        OK(&w, words);
+        cr_assert(world_view(&w).is_sleeping);
+        cr_assert_not(kvb_lineage_equal(before, world_view(&w).lineage));
+        cr_assert(world_do(&w, words)->nothing_to_do);
+        OK(&w, "wake keep_pause");
+        cr_assert_not(world_view(&w).is_sleeping);
+        cr_assert(world_view(&w).is_paused);
+        cr_assert_not(fake_engine_serves(&w.engine));
+        OK(&w, "resume");
+        cr_assert(fake_engine_serves(&w.engine));
+        world_close(&w);
+    }
+}
+
 Test(instance, who_waits_longer_than_its_turn_may_take_is_told_busy)
 {
     struct world w;

@@ -601,6 +601,7 @@ Test(link_codec, the_largest_messages_fit_the_table)
     hello.state = state.state;
     hello.nretired = KVB_RETIRED_MAX;
     fill(hello.layout, KVB_LAYOUT_MAX - 1);
+    fill(hello.model, KVB_MODEL_MAX - 1);
     fill(hello.weights_name, KVB_WEIGHTS_NAME_MAX - 1);
     fill(hello.lineage_name, KVB_WEIGHTS_NAME_MAX - 1);
     fill(lineage.name, KVB_WEIGHTS_NAME_MAX - 1);

@@ -27,7 +27,7 @@ struct contract {
     const char *text;
     const char *end;
     const struct kvp_route_table *table;
-    struct operation operations[64];
+    struct operation operations[128];
     uint32_t noperations;
     char declared[64][64]; /* names under components/parameters */
     uint32_t ndeclared;
@@ -50,7 +50,7 @@ static void take_parameter(struct operation *operation, const char *name)
         operation->params |= KVP_TAKES_INSTANCE;
         return;
     }
-    if (strcmp(name, "name") == 0 || strcmp(name, "id") == 0) {
+    if (strcmp(name, "name") == 0 || strcmp(name, "id") == 0 || strcmp(name, "call") == 0) {
         operation->in_path = true;
         return;
     }

@@ -233,6 +233,65 @@ Test(plan, release_needs_a_completed_pause_or_an_idle_instance)
     cr_assert_eq(plan_of(&none, &release).refused, KVB_ERR_BAD_STATE);
 }
 
+Test(plan, release_by_tags_keeps_aside_what_is_not_kv)
+{
+    static const struct {
+        uint32_t ntags; /* given; 0: none is */
+        const char *tags[2];
+        uint32_t n;
+        const char *released[2];
+        uint32_t ignored;
+    } cases[] = {
+        {0, {""}, 2, {"kv_cache", "weights"}, 0}, {1, {"kv_cache"}, 1, {"kv_cache"}, 0},
+        {1, {"weights"}, 1, {"weights"}, 0},      {2, {"weights", "x"}, 1, {"weights"}, 1},
+        {2, {"cuda_graph", "x"}, 0, {NULL}, 1},
+    };
+    struct kvp_fsm paused =
+        fsm_of(KVB_RESIDENT, KVB_RESIDENT, KVP_SCHEDULER_PAUSED, KVP_STOPPED_BY_PAUSE);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct kvp_ask release = {
+            .operation = KVP_OP_RELEASE, .tags_given = cases[i].ntags > 0, .ntags = cases[i].ntags};
+        for (uint32_t t = 0; t < cases[i].ntags; t++) {
+            strcpy(release.tags[t], cases[i].tags[t]);
+        }
+        struct kvp_plan plan = plan_of(&paused, &release);
+        cr_assert_eq(plan.refused, KVB_OK);
+        cr_assert_eq(plan.nothing_to_do, cases[i].n == 0);
+        cr_assert_eq(plan.nrelease, cases[i].n, "%zu", i);
+        cr_assert_eq(plan.ntags_ignored, cases[i].ignored);
+        for (uint32_t t = 0; t < plan.nrelease; t++) {
+            cr_assert_str_eq(plan.release[t].tag, cases[i].released[t]);
+            cr_assert_eq(plan.release[t].offload, strcmp(plan.release[t].tag, "kv_cache") != 0);
+        }
+        if (cases[i].n > 0) {
+            STEPS(plan, "LEAVE RESET_LOCAL DRAIN UNREGISTER OFFLOAD DISCARD");
+            cr_assert_eq(plan.stop, KVP_STOPPED_BY_RELEASE);
+        }
+    }
+    struct kvp_ask all = {.operation = KVP_OP_RELEASE};
+    struct kvp_fsm running = fsm_of(KVB_RESIDENT, KVB_RESIDENT, KVP_SCHEDULER_RUNNING, 0);
+    cr_assert_eq(plan_of(&running, &all).refused, KVB_ERR_BAD_STATE);
+    struct kvp_fsm deep =
+        fsm_of(KVB_DISCARDED, KVB_DISCARDED, KVP_SCHEDULER_PAUSED, KVP_STOPPED_BY_SLEEP);
+    cr_assert(plan_of(&deep, &all).nothing_to_do); /* never brought up */
+}
+
+Test(plan, a_resume_that_wakes_brings_back_what_is_missing_first)
+{
+    struct kvp_ask resume = {.operation = KVP_OP_RESUME, .wakes = true};
+    struct kvp_fsm asleep =
+        fsm_of(KVB_DISCARDED, KVB_OFFLOADED, KVP_SCHEDULER_PAUSED,
+               (unsigned)KVP_STOPPED_BY_SLEEP | (unsigned)KVP_STOPPED_BY_PAUSE);
+    struct kvp_plan plan = plan_of(&asleep, &resume);
+    cr_assert_eq(plan.refused, KVB_OK);
+    cr_assert_eq(plan.nrestore, 2);
+    STEPS(plan, "RESTORE STATE REGISTER AWAKE CLOSE_AWAKE NAME RUN");
+    struct kvp_fsm paused =
+        fsm_of(KVB_RESIDENT, KVB_RESIDENT, KVP_SCHEDULER_PAUSED, KVP_STOPPED_BY_PAUSE);
+    plan = plan_of(&paused, &resume);
+    STEPS(plan, "STATE CLOSE_RESUME NAME RUN");
+}
+
 Test(plan, work_is_never_resumed_onto_memory_that_is_not_there)
 {
     struct kvp_ask resume = {.operation = KVP_OP_RESUME};

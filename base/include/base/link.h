@@ -22,9 +22,10 @@
  * quiesced: the end of the stream is what tells the engine that its memory is its own again. An
  * engine that gives the connection up closes its direction (SHUT_WR) and waits for that.
  */
-#define KVB_LINK_VERSION 2
+#define KVB_LINK_VERSION 3
 
 #define KVB_NAME_MAX         64  /* instance, tenant, tag names: bytes with NUL; [A-Za-z0-9._-]+ */
+#define KVB_MODEL_MAX        256 /* what clients call a model, text, with NUL */
 #define KVB_LAYOUT_MAX       256 /* layout fingerprint, text, with NUL */
 #define KVB_WEIGHTS_NAME_MAX 256 /* name of the weights (version or fingerprint), with NUL */
 #define KVB_KEY_MAX          512 /* block key bytes; at least 1 */
@@ -164,6 +165,8 @@ struct kvb_link_hello {
     char instance[KVB_NAME_MAX];
     char tenant[KVB_NAME_MAX];
     char layout[KVB_LAYOUT_MAX];
+    char model[KVB_MODEL_MAX]; /* what clients call it; "": the engine does not say */
+    uint32_t max_model_len;    /* tokens of a sequence; 0: the engine does not say */
     char weights_name[KVB_WEIGHTS_NAME_MAX]; /* version it was started with; "" if it does not know
                                               */
     /* echo: what it last acknowledged; token none: it never did, or it restarted (DESIGN.md section

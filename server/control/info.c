@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What clients of an inference server ask about it, each in the form that they read. Everything is
+ * of the view, but for health_generate.
+ */
+#include "control/internal.h"
+
+void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (kvp_find_instance(control, request, &view)) {
+        const char *version = view.weight_version[0] != '\0' ? view.weight_version : "default";
+        kvp_control_reply(control, request, 200, json_pack("{s:s}", "weight_version", version), 0);
+    }
+}
+
+void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (!kvp_find_instance(control, request, &view)) {
+        return;
+    }
+    if (!view.attached) {
+        kvp_control_reply_error(control, request, KVB_ERR_BAD_STATE, NULL,
+                                "not all ranks of the engine are attached");
+        return;
+    }
+    kvp_control_reply(control, request, 200,
+                      json_pack("{s:I}", "world_size", (json_int_t)view.world_size), 0);
+}
+
+/* vLLM's and SGLang's members in one object. */
+void kvp_read_server_info(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (!kvp_find_instance(control, request, &view)) {
+        return;
+    }
+    json_int_t tp = view.tp_size > 0 ? view.tp_size : view.world_size;
+    json_int_t pp = tp > 0 ? view.world_size / tp : 0;
+    json_t *parallel = json_pack("{s:I, s:I, s:i, s:i, s:I}", "tensor_parallel_size", tp,
+                                 "pipeline_parallel_size", pp, "data_parallel_size", 1, "nnodes", 1,
+                                 "world_size", (json_int_t)view.world_size);
+    json_t *json = json_pack(
+        "{s:s, s:s, s:{s:o}, s:I, s:I, s:i, s:i, s:I, s:s, s:n, s:b}", "version", KVP_VERSION,
+        "model_path", view.model, "vllm_config", "parallel_config", parallel, "tp_size", tp,
+        "pp_size", pp, "dp_size", 1, "nnodes", 1, "num_gpus", (json_int_t)view.world_size,
+        "disaggregation_mode", "null", "disaggregation_bootstrap_port", "encoder_only", 0);
+    kvp_control_reply(control, request, 200, json, 0);
+}
+
+void kvp_read_model_info(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (kvp_find_instance(control, request, &view)) {
+        kvp_control_reply(control, request, 200,
+                          json_pack("{s:s, s:b, s:s}", "model_path", view.model, "is_generation", 1,
+                                    "weight_version", view.weight_version),
+                          0);
+    }
+}
+
+/* ---- load: every form falls to zero when nothing runs, waits or loads ---- */
+
+static json_int_t running(const struct kvp_view *view)
+{
+    return (json_int_t)view->load.running + view->load.loading;
+}
+
+static json_int_t all_requests(const struct kvp_view *view)
+{
+    return running(view) + view->load.waiting;
+}
+
+void kvp_read_load(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (kvp_find_instance(control, request, &view)) {
+        kvp_control_reply(control, request, 200,
+                          json_pack("{s:I, s:I, s:I, s:{s:I, s:I}}", "server_load",
+                                    all_requests(&view), "num_requests", all_requests(&view),
+                                    "inflight", running(&view), "queues", "running", running(&view),
+                                    "waiting", (json_int_t)view.load.waiting),
+                          0);
+    }
+}
+
+static json_t *load_json(const struct kvp_view *view)
+{
+    return json_pack("{s:i, s:I, s:I, s:I, s:I}", "dp_rank", 0, "num_reqs", all_requests(view),
+                     "num_total_reqs", all_requests(view), "num_running_reqs", running(view),
+                     "num_waiting_reqs", (json_int_t)view->load.waiting);
+}
+
+void kvp_read_get_load(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (kvp_find_instance(control, request, &view)) {
+        kvp_control_reply(control, request, 200, json_pack("[o]", load_json(&view)), 0);
+    }
+}
+
+void kvp_read_loads(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (kvp_find_instance(control, request, &view)) {
+        kvp_control_reply(control, request, 200,
+                          json_pack("{s:i, s:[o]}", "dp_rank_count", 1, "loads", load_json(&view)),
+                          0);
+    }
+}
+
+/* ---- health_generate ---- */
+
+static json_t *generated_json(bool generated)
+{
+    return json_pack("{s:s, s:b, s:b}", "status", "ok", "success", 1, "generated", generated);
+}
+
+/* Probes of Kubernetes ask it too, and one that fails ends the pod: an engine that is stopped or
+ * asleep, as it was told, is well. */
+void kvp_read_health_generate(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_view view;
+
+    if (kvp_fleet_count(control->config.fleet) == 0) {
+        kvp_control_reply_error(control, request, KVB_ERR_UNAVAILABLE, NULL,
+                                "no engine has attached yet");
+    } else if (!kvp_find_instance(control, request, &view)) {
+        return;
+    } else if (!view.attached || view.degraded) {
+        kvp_control_reply_error(control, request, KVB_ERR_UNAVAILABLE, NULL,
+                                view.degraded ? "the engine is degraded"
+                                              : "not all ranks of the engine are attached");
+    } else if (!view.ready) {
+        kvp_control_reply(control, request, 200, generated_json(false), 0);
+    } else {
+        kvp_control_start(control, request);
+    }
+}
+
+bool kvp_finish_health_generate(struct kvp_pending *pending, const struct kvp_outcome *outcome)
+{
+    bool lacks = outcome->status == KVB_ERR_UNSUPPORTED; /* the engine has no such call */
+
+    if (outcome->status == KVB_OK || lacks) {
+        kvp_control_reply(pending->control, pending->request, 200, generated_json(!lacks), 0);
+    } else {
+        kvp_control_reply_error(pending->control, pending->request, KVB_ERR_UNAVAILABLE, NULL,
+                                kvp_outcome_message(outcome));
+    }
+    return true;
+}
