@@ -37,15 +37,16 @@ def version():
 def metrics():
     """Name -> (type, labels); of a histogram also its _bucket, _sum and _count."""
     text = re.sub(r'"\s*\\?\n?\s*"', "", read("server/metrics.h").replace("\\\n", "\n"))
-    found = {}
+    found, names = {}, re.findall(r'"(kvplane_\w+)"', text)
     for kind, name, rest in re.findall(r'X\(\w+,\s*([A-Z]+),\s*"(kvplane_\w+)",\s*"[^"]*"((?:,\s*"\w+")*)\)', text):
         labels = re.findall(r'"(\w+)"', rest)
+        names.remove(name)
         found[name] = (kind, labels)
         if kind == "HISTOGRAM":
             del found[name]
             for end, more in (("_bucket", ["le"]), ("_sum", []), ("_count", [])):
                 found[name + end] = (kind, labels + more)
-    assert len(found) > 50, "metrics: their list is written in a new way"
+    assert len(found) > 50 and not names, f"metrics: their list is written in a new way: {names}"
     return found
 
 

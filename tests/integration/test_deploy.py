@@ -2,6 +2,7 @@
 """What deploy/ relies on: the service manager is told, and the configurations that it ships are the program's."""
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -96,9 +97,9 @@ class Notify(harness.Case):
 class Configurations(unittest.TestCase):
     """As the program reads them: with what each place adds from the environment."""
 
-    def accepted(self, command, path, env=()):
+    def accepted(self, command, path, env=(), args=()):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
-        run = subprocess.run([harness.PROGRAM, "config", *command, "show", "--config", str(path)],
+        run = subprocess.run([harness.PROGRAM, "config", *command, "show", "--config", str(path), *args],
                              env={**environment, **dict(env)}, capture_output=True, text=True, check=False)
         self.assertEqual(run.returncode, 0, f"{path}: {run.stderr}")
 
@@ -111,6 +112,15 @@ class Configurations(unittest.TestCase):
         self.accepted(["store"], DEPLOY / "kubernetes" / "store" / "store.json",
                       {**etcd, "KVPLANE_NODE_NAME": "kvplane-store-0", "KVPLANE_CLUSTER_LISTEN": "10.1.2.3:8102",
                        "KVPLANE_HUGE_PAGES": "true"})
+
+    def test_those_of_systemd_with_the_arguments_of_their_units(self):
+        for unit, names in (("kvplane@.service", ["engine-0"]), ("kvplane-store.service", [""])):
+            text = (DEPLOY / "systemd" / unit).read_text(encoding="utf-8")
+            for name in names:
+                start = re.search(r"^ExecStart=/usr/bin/kvplane (.*)$", text, re.M)[1].replace("%i", name).split()
+                path = DEPLOY / "systemd" / pathlib.Path(start.pop(start.index("--config") + 1)).name
+                start.remove("--config")
+                self.accepted([start[0]] if start[0] == "store" else [], path, args=start[1:])
 
 
 if __name__ == "__main__":
