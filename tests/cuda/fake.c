@@ -687,6 +687,30 @@ static CUresult fake_flush_writes(CUflushGPUDirectRDMAWritesTarget target,
                : misuse();
 }
 
+static CUresult fake_mem_retain(CUmemGenericAllocationHandle *handle, void *address)
+{
+    ENTER(mem_retain);
+    (void)pthread_mutex_lock(&lock);
+    const struct range *range = find(mapped, (uintptr_t)address, 1);
+    size_t size = range != NULL ? range->size : 0;
+    int fd = range != NULL ? dup_fd(range->fd) : -1;
+    (void)pthread_mutex_unlock(&lock);
+    return fd < 0 ? CUDA_ERROR_INVALID_VALUE : new_handle(handle, fd, size);
+}
+
+static CUresult fake_mem_range(CUdeviceptr *base, size_t *size, CUdeviceptr address)
+{
+    ENTER(mem_range);
+    (void)pthread_mutex_lock(&lock);
+    const struct range *range = find(mapped, (uintptr_t)address, 1);
+    if (range != NULL) {
+        *base = range->at;
+        *size = range->size;
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return range != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
 static CUresult fake_host_register(void *address, size_t size, unsigned flags)
 {
     ENTER(host_register);
@@ -969,7 +993,7 @@ static const struct {
     any_fn fn;
 } table[] = {
 #define X(need, name, version, member, arguments) {#name, version, (any_fn)fake_##member},
-    KVT_CU_CALLS(X)
+    KVT_CU_CALLS(X) FAKE_CUDA_ENGINE_CALLS(X)
 #undef X
 };
 

@@ -22,9 +22,16 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+/* What only engines call. */
+#define FAKE_CUDA_ENGINE_CALLS(X)                                                                  \
+    X(NEEDED, cuMemRetainAllocationHandle, 11000, mem_retain,                                      \
+      (CUmemGenericAllocationHandle * handle, void *address))                                      \
+    X(NEEDED, cuMemGetAddressRange, 3020, mem_range,                                               \
+      (CUdeviceptr * base, size_t * size, CUdeviceptr address))
+
 enum fake_cuda_call {
 #define X(need, name, version, member, arguments) FAKE_CUDA_##member,
-    KVT_CU_CALLS(X)
+    KVT_CU_CALLS(X) FAKE_CUDA_ENGINE_CALLS(X)
 #undef X
         FAKE_CUDA_CALLS
 };

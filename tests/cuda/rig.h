@@ -125,7 +125,7 @@ static inline const char *cuda_rig_fired(const struct cuda_rig *rig)
 {
     static const char *const names[] = {
 #define X(need, name, version, member, arguments) #name,
-        KVT_CU_CALLS(X)
+        KVT_CU_CALLS(X) FAKE_CUDA_ENGINE_CALLS(X)
 #undef X
     };
     return atomic_load(&rig->control->fired) > 0 ? names[atomic_load(&rig->control->fired_call)]

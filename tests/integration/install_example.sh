@@ -54,6 +54,24 @@ fi
 foreign=$(nm -D --defined-only "$lib" | awk '{print $3}' | grep -v '^kvplane_' || true)
 [ -z "$foreign" ] || fail "visible beyond the API: $foreign"
 
+# The one for CUDA engines, where it was built: the same, and it says that there is no driver, or works.
+cuda_lib=$(find "$work/moved" -name libkvplane_cuda.so.0)
+if [ -n "$cuda_lib" ]; then
+    cp "$source/engine/cuda/example.c" "$work/cuda_example.c"
+    cudart=$(sed -n 's/^CUDA_CUDART:FILEPATH=//p' "$build/CMakeCache.txt")
+    include=$(dirname "$(dirname "$cudart")")/include
+    # shellcheck disable=SC2046
+    $cc -Wall -Wextra -Werror -Wno-unused-parameter cuda_example.c -isystem "$include" \
+        $(pkg-config --cflags --libs kvplane_cuda) "$cudart" "-Wl,-rpath,$(dirname "$cudart")" -o cuda_example
+    echo '#include <kvplane_cuda.h>' >header.c
+    # shellcheck disable=SC2046
+    $cc -std=c11 -pedantic -Wall -Wextra -Werror $(pkg-config --cflags kvplane_cuda) -fsyntax-only header.c
+    foreign=$(nm -D --defined-only "$cuda_lib" | awk '{print $3}' | grep -v '^kvplane_cuda_' || true)
+    [ -z "$foreign" ] || fail "visible beyond the API of libkvplane_cuda: $foreign"
+    LD_LIBRARY_PATH=$(dirname "$cuda_lib") ./cuda_example "$work/none.sock" 0 2>message || grep -q 'cudaErrorInsufficientDriver\|cudaErrorNoDevice' message ||
+        fail "the CUDA example: $(cat message)"
+fi
+
 # It runs, and says what is missing.
 LD_LIBRARY_PATH=$(dirname "$lib")
 export LD_LIBRARY_PATH
