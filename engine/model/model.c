@@ -60,6 +60,7 @@ struct kve_model {
     float added[LANES * KVE_BATCH_TOKENS * H];                              /* [lane][token][H] */
     float key[KVE_MODEL_CONTEXT_BLOCKS][D][T], value[KVE_MODEL_CONTEXT][D]; /* of one sequence */
     float score[KVE_MODEL_CONTEXT];
+    float logits[KVE_BATCH_SPANS][V];
 };
 
 const char kve_model_layout[] = "model-1/layers=4/hidden=64/heads=4x2x8/inner=128/vocab=256/bf16";
@@ -133,9 +134,9 @@ static void draw(uint64_t seed, uint32_t tensor, float deviation, float *out, si
 
 /* So much that what a layer adds outweighs what was there: with less, what comes next depends on
  * the last tokens alone and soon repeats. */
-static const float SEES = 4.0f;   /* what attention adds */
-static const float THINKS = 2.0f; /* what the inner layer adds */
-static const float SHARP = 3.0f;  /* queries and keys: attends to few tokens, not to all alike */
+static const float SEES = 6.0f;   /* what attention adds */
+static const float THINKS = 3.0f; /* what the inner layer adds */
+static const float SHARP = 2.0f;  /* queries and keys: attends to few tokens, not to all alike */
 
 static void draw_lane(uint64_t seed, uint32_t lane, struct lane *out)
 {
@@ -453,11 +454,12 @@ static kvb_status_t add_up(struct kve_model *model, const struct kve_batch *batc
     return status;
 }
 
-static uint16_t greedy(const struct weights *weights, const float x[H])
+static uint16_t greedy(const struct weights *weights, const float x[H], float logits[V])
 {
-    float last[H], turned[H] = {0}, logits[V] = {0};
+    float last[H], turned[H] = {0};
     uint16_t best = 0;
 
+    memset(logits, 0, V * sizeof logits[0]);
     norm(x, weights->shared.last_norm, last);
     multiply(last, weights->shared.turn[0], turned, H, H);
     multiply(turned, weights->shared.embed[0], logits, H, V);
@@ -465,6 +467,11 @@ static uint16_t greedy(const struct weights *weights, const float x[H])
         best = logits[i] > logits[best] ? i : best;
     }
     return best;
+}
+
+const float *kve_model_logits(const struct kve_model *model, uint32_t span)
+{
+    return model->logits[span];
 }
 
 kvb_status_t kve_model_forward(struct kve_model *model, const void *memory, void *kv,
@@ -496,7 +503,7 @@ kvb_status_t kve_model_forward(struct kve_model *model, const void *memory, void
     }
     for (uint32_t s = 0; s < batch->nspans && next != NULL && status == KVB_OK; s++) {
         const struct kve_span *span = &batch->spans[s];
-        next[s] = greedy(weights, model->x[span->token_at + span->n - 1]);
+        next[s] = greedy(weights, model->x[span->token_at + span->n - 1], model->logits[s]);
     }
     return status;
 }

@@ -91,5 +91,7 @@ void kve_model_fingerprint(const struct kve_model *model, const void *weights, c
  */
 KVB_MUST_USE kvb_status_t kve_model_forward(struct kve_model *model, const void *weights, void *kv,
                                             const struct kve_batch *batch, uint16_t *next);
+/* What next[span] was chosen by in the last step that chose: VOCAB numbers. */
+const float *kve_model_logits(const struct kve_model *model, uint32_t span);
 
 #endif
