@@ -166,16 +166,19 @@ void kvt_region_destroy(struct kvt_region *region)
     free(region);
 }
 
-/* ---- fault run `unregister-skipped`: the first registration of a region is never undone, and goes
- * on being used by what is registered in its place; as a NIC does that nobody told. ---- */
+/* ---- fault run `unregister-skipped`: the first registration of a region (of a device: its import)
+ * is never undone, and goes on being used by what is registered in its place; as a NIC does that
+ * nobody told. ---- */
 
 struct stale {
     struct kvb_list link;
     uint64_t owner;
     uint32_t number;
     uint64_t len;
-    const struct kvt_memory_ops *memory;
+    const struct kvt_memory_ops *memory; /* NULL: it is an import of the device's */
     void *map;
+    const struct kvt_device *device;
+    uint64_t id;
 };
 
 static struct stale *stale_find(const struct kvt_region *region)
@@ -187,14 +190,14 @@ static struct stale *stale_find(const struct kvt_region *region)
     {
         struct stale *stale = kvb_container_of(link, struct stale, link);
         if (stale->owner == region->desc.owner && stale->number == region->desc.number &&
-            stale->len == region->desc.len) {
+            stale->len == region->desc.len && stale->device == region->desc.device) {
             return stale;
         }
     }
     return NULL;
 }
 
-/* True: the mapping is kept, and is not the region's any more. */
+/* True: the mapping, or import, is kept, and is not the region's any more. */
 static bool stale_keep(struct kvt_region *region)
 {
     if (!kvb_fault(KVB_FAULT_UNREGISTER_SKIPPED) || stale_find(region) != NULL) {
@@ -210,6 +213,8 @@ static bool stale_keep(struct kvt_region *region)
         .len = region->desc.len,
         .memory = region->memory,
         .map = region->map,
+        .device = region->desc.device,
+        .id = region->id,
     };
     kvb_list_push_back(&region->regions->stale, &stale->link);
     return true;
@@ -219,7 +224,9 @@ static void stale_cleanup(struct kvt_regions *regions)
 {
     for (struct kvb_list *link; (link = kvb_list_pop(&regions->stale)) != NULL;) {
         struct stale *stale = kvb_container_of(link, struct stale, link);
-        stale->memory->unmap(stale->map, stale->len);
+        if (stale->memory != NULL) {
+            stale->memory->unmap(stale->map, stale->len);
+        } /* a device ends with its process, and every import with that */
         free(stale);
     }
 }
@@ -299,6 +306,8 @@ static void on_imported(struct kvt_device_job *job, kvb_status_t status)
         kvb_sched_post(region->regions->sched, &region->step);
         status = KVB_ERR_CANCELED;
     } else if (status == KVB_OK) {
+        const struct stale *stale = stale_find(region);
+        region->target_id = stale != NULL ? stale->id : region->id;
         close_fd(region); /* the device's process holds the memory now, and nothing here does */
         set_state(region, KVT_REGION_REGISTERED);
     } else {
@@ -370,7 +379,8 @@ static uint64_t half_way(const struct kvt_region *region)
 
 static void release_from_device(struct kvt_region *region)
 {
-    if (!region->imported) {
+    if (!region->imported || stale_keep(region)) {
+        region->imported = false;
         released(region);
         return;
     }

@@ -296,8 +296,10 @@ static void describe(struct staging *staging)
         }
         staging->slices[i].region = staging->device->pool;
         staging->slices[i].offset = at;
-        staging->pieces[n++] = (struct kvt_device_piece){
-            .id = slice->region->id, .offset = slice->offset, .pool_offset = at, .len = slice->len};
+        staging->pieces[n++] = (struct kvt_device_piece){.id = slice->region->target_id,
+                                                         .offset = slice->offset,
+                                                         .pool_offset = at,
+                                                         .len = slice->len};
         at += slice->len;
     }
 }

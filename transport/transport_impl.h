@@ -44,6 +44,7 @@ struct kvt_region {
     /* memory of a device only */
     bool direct;               /* its device moves its bytes by itself, too */
     uint64_t id;               /* what the device knows it by */
+    uint64_t target_id;        /* as target: what transfers name */
     struct kvt_device_job job; /* import, then drop */
     bool imported;
     kvt_region_done_fn registered;

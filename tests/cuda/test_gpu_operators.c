@@ -121,6 +121,26 @@ Test(gpu_operators, a_lost_context_fails_that_operation_with_its_cause_and_no_ot
     cleanup();
 }
 
+Test(gpu_operators, a_helper_that_somebody_kills_is_told_and_the_next_wake_starts_another,
+     .timeout = 200)
+{
+    setup("20s");
+    POST_OK(&fleet, &sick, "/sleep?level=1");
+    (void)arm(FAKE_CUDA_mem_map, FAKE_CUDA_DIE, 0);
+    char *body = NULL;
+    cr_assert_neq(fleet_post(&fleet, &sick, "/wake_up", &body), 200);
+    cr_assert(cuda_rig_disarm(&fleet.rig));
+    cr_assert_not_null(strstr(body, "register failed on rank 0: "), "%s", body);
+    cr_assert_not_null(strstr(body, "(signal 9)"), "%s", body);
+    free(body);
+    check_cause(0, "(signal 9)");
+    cr_assert_eq(helper_figure(0, "kills"), 0, "not by us");
+    cr_assert_eq(helper_figure(0, "failures"), 1);
+    POST_OK(&fleet, &sick, "/wake_up");
+    all_is_well();
+    cleanup();
+}
+
 static void start_put(uint32_t rank)
 {
     (void)atomic_fetch_add(&sick.ranks[rank].page->ask, 1);

@@ -176,6 +176,7 @@ Test(gpu_ranks, whatever_a_helper_forgets_to_give_back_is_seen_in_the_account, .
         cr_assert_eq(now.bytes > asleep.bytes, forgotten[i].memory, "%zu", i);
         /* Its end is the release that always works. */
         (void)kill(fleet_helper_pid(&fleet, &four, 1), SIGKILL);
+        RANKS_UNTIL(fleet_helper_pid(&fleet, &four, 1) == 0, "%zu: its end is noticed", i);
         cr_assert(cuda_rig_comes_to(&fleet.rig, asleep.bytes), "%zu", i);
         struct fake_cuda_control *control = fleet.rig.control;
         atomic_store(&control->handles, asleep.handles);
@@ -245,6 +246,9 @@ static void ask(const char *path, uint32_t rank, bool helper, const char *step)
     char what[128];
     (void)snprintf(what, sizeof what, "%s, rank %u's %s, %s (%s)", path, rank,
                    helper ? "helper" : "process", step, cuda_rig_fired(&fleet.rig));
+    cr_assert(code == 200 || !helper || strcmp(path, "/wake_up") == 0,
+              "%s: what a helper cannot let go of is tried again, then goes with it: %s", what,
+              body);
     if (code != 200) {
         cr_assert(atomic_load(&fleet.rig.control->fired) > 0, "%s: %d %s", what, code, body);
         cr_assert(cuda_rig_disarm(&fleet.rig));
@@ -306,3 +310,31 @@ Test(gpu_ranks, each_step_of_allocate_export_and_release_fails_once_on_each_rank
     }
     cleanup();
 }
+
+/* ---- the protection taken out ---- */
+
+#ifdef KVB_FAULTS
+
+/* The import of the first time is never dropped, and goes on being used: the account shows it as
+ * soon as the ranks sleep, and a get after the wake delivers into pages that the engine does not
+ * see. */
+Test(gpu_ranks, without_the_release_sleep_holds_memory_and_a_wake_reads_the_old_pages,
+     .timeout = 100)
+{
+    setup("unregister-skipped");
+    instance_moves(&four);
+    POST_OK(&fleet, &four, "/sleep?level=2");
+    uint64_t asleep = four.n * (uint64_t)FAKE_CUDA_CONTEXT;
+    cr_assert_eq(cuda_rig_held(&fleet.rig),
+                 asleep + four.n * (RANK_TAGS * (uint64_t)RANK_LEN + FAKE_CUDA_CONTEXT));
+    POST_OK(&fleet, &four, "/wake_up");
+    struct rank_page *page = four.ranks[1].page;
+    do { /* it may still be about to open */
+        unsigned n = atomic_fetch_add(&page->ask, 1) + 1;
+        RANKS_UNTIL(atomic_load(&page->asked) == n, "it has tried");
+    } while (atomic_load(&page->result) != KVPLANE_OK);
+    cr_assert_gt(atomic_exchange(&page->wrong_bytes, 0), 0);
+    cleanup();
+}
+
+#endif

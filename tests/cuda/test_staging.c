@@ -6,6 +6,7 @@
 #include "fake_device.h"
 #include "tcp_sim.h"
 
+#include "base/faults.h"
 #include "base/xxh3.h"
 
 #include <criterion/criterion.h>
@@ -571,3 +572,50 @@ Test(staging, two_devices_in_one_transfer_are_refused)
     fake_device_free(&second);
     cleanup(&s);
 }
+
+#ifdef KVB_FAULTS
+
+/* Which import a put of the second registration reads, as its number. */
+static uint64_t reads_after_wake(const char *fault, uint32_t *held_p)
+{
+    struct setup s;
+    cr_assert_eq(kvb_fault_choose(fault), KVB_OK);
+    setup(&s);
+    register_region(&s);
+    unregister(&s);
+    hand_over(&s);
+    register_region(&s);
+    s.device.hold[FAKE_COPY] = true;
+    s.slices[0] = (struct kvt_slice){s.region, 0, 4096};
+    s.transfer.nslices = 1;
+    s.extent = (struct kvt_extent){0, 4096};
+    s.transfer.direction = KVT_TO_SHARE;
+    cr_assert_eq(kvt_transfer_start(s.transport, &s.transfer), KVB_OK);
+    sim_settle(s.sim);
+    uint64_t id = s.device.copies[0].pieces[0].id;
+    s.device.hold[FAKE_COPY] = false;
+    fake_device_end(&s.device, fake_device_job(&s.device), KVB_OK);
+    sim_settle(s.sim);
+    cr_assert_eq(s.ends, 1);
+    unregister(&s);
+    *held_p = s.device.imported;
+    s.device.imported = 0;
+    cleanup(&s);
+    return id;
+}
+
+Test(staging, a_skipped_release_of_a_device_holds_and_reads_the_old_pages)
+{
+    uint32_t held;
+    cr_assert_eq(reads_after_wake("unregister-skipped", &held), 1);
+    cr_assert_eq(held, 1);
+}
+
+Test(staging, a_hostile_schedule_alone_reads_what_was_handed_over_last)
+{
+    uint32_t held;
+    cr_assert_eq(reads_after_wake("none", &held), 2);
+    cr_assert_eq(held, 0);
+}
+
+#endif

@@ -23,7 +23,8 @@
     X(PUT_NOT_FENCED, "put-not-fenced",                                                            \
       "a put is stored under the current lineage whatever it was computed under")                  \
     X(UNREGISTER_SKIPPED, "unregister-skipped",                                                    \
-      "the old registration of a region goes on being used after the wake")                        \
+      "the old registration of a region, or import of GPU memory, goes on being used after the "   \
+      "wake")                                                                                      \
     X(DRAIN_SKIPPED, "drain-skipped",                                                              \
       "memory is released under running transfers; counts, references, generation and lineage go " \
       "unchecked")                                                                                 \

@@ -58,6 +58,7 @@ struct cuda {
 
     enum state state;
     bool ready;
+    bool ended_by_us; /* and why is known */
     pid_t pid;
     int process; /* pidfd */
     int socket;
@@ -185,12 +186,13 @@ static void set_cause(struct cuda *cuda, const char *format, ...)
 }
 
 /* died_of: what jobs that it leaves unanswered are told. */
-static void end_helper(struct cuda *cuda, kvb_status_t died_of)
+static void end_helper(struct cuda *cuda, kvb_status_t died_of, bool by_us)
 {
     if (cuda->state != RUNNING) {
         return;
     }
     cuda->state = DYING;
+    cuda->ended_by_us = by_us;
     cuda->died_of = died_of;
     cuda->kill_by_ns = kvb_deadline_in_ms(cuda->base.sched->clock, KILL_MS);
     (void)syscall(SYS_pidfd_send_signal, cuda->process, SIGKILL, NULL, 0);
@@ -204,7 +206,7 @@ static void kill_helper(struct cuda *cuda, kvb_status_t died_of, const char *why
         cuda->info.kills++;
         KVB_LOG(WARN, "killing a CUDA helper", KVB_U64("owner", cuda->config.owner),
                 KVB_U64("pid", (uint64_t)cuda->pid), KVB_STR("reason", why));
-        end_helper(cuda, died_of);
+        end_helper(cuda, died_of, true);
         tell_changed(cuda);
     }
 }
@@ -252,7 +254,8 @@ static void on_process(struct kvb_io_watch *watch, unsigned events)
         return;
     }
     take_answers(cuda); /* its last words may lie in the socket */
-    if (cuda->state == RUNNING) {
+    end_helper(cuda, KVB_ERR_UNAVAILABLE, false);
+    if (!cuda->ended_by_us) {
         KVB_LOG(WARN, "a CUDA helper ended", KVB_U64("owner", cuda->config.owner),
                 KVB_U64("pid", (uint64_t)cuda->pid),
                 KVB_I64("exit", pid > 0 && WIFEXITED(how) ? WEXITSTATUS(how) : -1),
@@ -260,7 +263,6 @@ static void on_process(struct kvb_io_watch *watch, unsigned events)
         set_cause(cuda, "the CUDA helper ended by itself or was killed by another (%s %d)",
                   WIFSIGNALED(how) ? "signal" : "exit",
                   WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
-        end_helper(cuda, KVB_ERR_UNAVAILABLE);
     }
     on_reaped(cuda);
 }
@@ -431,7 +433,7 @@ static void on_ready(struct cuda *cuda, kvb_status_t status)
         return;
     }
     bool absent = status == KVB_ERR_NOT_FOUND || status == KVB_ERR_UNAVAILABLE;
-    end_helper(cuda, absent ? KVB_ERR_UNSUPPORTED : status);
+    end_helper(cuda, absent ? KVB_ERR_UNSUPPORTED : status, true);
 }
 
 /* Said once for each reason, and kept for the status. */
@@ -566,7 +568,7 @@ static void take_answers(struct cuda *cuda)
             break;
         }
         if (len <= 0) {
-            end_helper(cuda, KVB_ERR_UNAVAILABLE);
+            end_helper(cuda, KVB_ERR_UNAVAILABLE, false);
         } else if (cuda_message_unpack(cuda->data, (size_t)len, NULL, &message) != KVB_OK ||
                    (message.type != CUDA_ANSWER && message.type != CUDA_MOVED)) {
             kill_helper(cuda, KVB_ERR_PROTOCOL, "it broke the protocol");
@@ -1002,7 +1004,7 @@ void kvt_cuda_close(struct kvt_device *device, void (*done)(void *arg), void *ar
     kvb_assert(cuda->closed == NULL && kvb_list_empty(&cuda->jobs));
     cuda->closed = done;
     cuda->closed_arg = arg;
-    end_helper(cuda, KVB_ERR_CANCELED);
+    end_helper(cuda, KVB_ERR_CANCELED, true);
     kvb_sched_post(cuda->base.sched, &cuda->event);
 }
 
