@@ -106,14 +106,14 @@ void kvp_rank_device_forget_cause(struct kvp_link_rank *rank)
 {
     struct kvt_device_info info;
     rank->failures_before = kvp_rank_device_info(rank, &info) ? info.failures : 0;
+    rank->cause[0] = '\0';
 }
 
-const char *kvp_rank_device_cause(struct kvp_link_rank *rank)
+void kvp_rank_device_note_cause(struct kvp_link_rank *rank)
 {
     struct kvt_device_info info;
-    rank->cause[0] = '\0';
-    if (kvp_rank_device_info(rank, &info) && info.failures != rank->failures_before) {
+    if (rank->cause[0] == '\0' && kvp_rank_device_info(rank, &info) &&
+        info.failures != rank->failures_before) {
         memcpy(rank->cause, info.cause, sizeof rank->cause);
     }
-    return rank->cause;
 }

@@ -61,7 +61,8 @@ static bool op_device(void *impl, struct kvt_device_info *info_p)
 
 static const char *op_cause(void *impl)
 {
-    return kvp_rank_device_cause(impl);
+    const struct kvp_link_rank *rank = impl;
+    return rank->cause;
 }
 
 static void op_disconnect(void *impl, const char *reason)

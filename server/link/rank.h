@@ -96,7 +96,7 @@ struct kvp_link_rank {
     bool device_closing;
     uint32_t shown_starts, shown_kills, shown_failures; /* of it, in the metrics */
     uint32_t failures_before;                           /* the last unregister or register */
-    char cause[KVT_DEVICE_CAUSE_MAX];
+    char cause[KVT_DEVICE_CAUSE_MAX];                   /* of its failure; "": none is known */
 };
 
 extern const struct kvp_rank_ops kvp_link_rank_ops;
@@ -150,9 +150,9 @@ KVB_MUST_USE kvb_status_t kvp_rank_device_open(struct kvp_link_rank *rank, uint6
 /* True: there is none. False: kvp_link_rank_settle() is called again when it is closed. */
 bool kvp_rank_device_close(struct kvp_link_rank *rank);
 bool kvp_rank_device_info(const struct kvp_link_rank *rank, struct kvt_device_info *info_p);
-/* What the device says of why something failed since forget_cause(); "": nothing. */
+/* rank->cause: what the device said of the first failure noted since it was forgotten. */
 void kvp_rank_device_forget_cause(struct kvp_link_rank *rank);
-const char *kvp_rank_device_cause(struct kvp_link_rank *rank);
+void kvp_rank_device_note_cause(struct kvp_link_rank *rank);
 
 /* tasks.c */
 void kvp_tasks_init(struct kvp_link_rank *rank);

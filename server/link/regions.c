@@ -106,12 +106,22 @@ static void start_unregister(struct kvp_region *region, uint64_t drain_ns, uint6
     kvt_region_unregister(region->memory, drain_ns, stop_ns, on_unregistered, region);
 }
 
+/* Until a region must be let go of when nobody waits for its transfers. A device that takes longer
+ * is killed, and with it goes the rest of what it holds for the rank: so it is given time, unless
+ * all of that goes anyway. */
+static uint64_t stop_deadline(const struct kvp_link_rank *rank)
+{
+    uint64_t ms = rank->owner->config.abort_ms;
+    if (rank->device != NULL && rank->connected) {
+        ms += 2 * KVT_DEVICE_DROP_MS;
+    }
+    return kvb_deadline_in_ms(rank->sched->clock, ms);
+}
+
 /* At once, running transfers are stopped. */
 static void start_unregister_now(struct kvp_region *region)
 {
-    const struct kvp_link_rank *rank = region->rank;
-    start_unregister(region, kvb_now_ns(rank->sched->clock),
-                     kvb_deadline_in_ms(rank->sched->clock, rank->owner->config.abort_ms));
+    start_unregister(region, kvb_now_ns(region->rank->sched->clock), stop_deadline(region->rank));
 }
 
 static void close_undo(struct kvp_region *region)
@@ -569,6 +579,7 @@ static void on_unregistered(void *arg, struct kvt_region *memory, kvb_status_t s
         region->in_op_left = false;
         struct kvp_unregister *op = &rank->unregister;
         if (status != KVB_OK) {
+            kvp_rank_device_note_cause(rank);
             op->status = status;
         }
         if (--op->left == 0 && op->active) {
@@ -691,9 +702,8 @@ static void finish_register(struct kvp_link_rank *rank, kvb_status_t status)
     forget_registering(rank);
     if (status != KVB_OK && rank->connected) {
         rank->registering.active = false;
-        begin_unregister(rank, tags, ntags,
-                         kvb_deadline_in_ms(rank->sched->clock, rank->owner->config.abort_ms),
-                         status, rank->registering.done, rank->registering.arg);
+        begin_unregister(rank, tags, ntags, stop_deadline(rank), status, rank->registering.done,
+                         rank->registering.arg);
         return;
     }
     if (status == KVB_OK) {
@@ -738,7 +748,10 @@ static void on_region_registered(void *arg, struct kvt_region *memory, kvb_statu
         end_hand_over(region, status);
     } else if (region->in_register) { /* undone by the register in progress, if need be */
         region->in_register = false;
-        rank->registering.status = status != KVB_OK ? status : rank->registering.status;
+        if (status != KVB_OK && rank->registering.status == KVB_OK) { /* the first one's */
+            kvp_rank_device_note_cause(rank);
+            rank->registering.status = status;
+        }
         if (--rank->registering.left == 0) {
             finish_register(rank, rank->registering.status);
         }

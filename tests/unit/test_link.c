@@ -2307,6 +2307,8 @@ Test(link, what_a_device_says_of_a_failure_is_told_for_that_failure_alone)
     device.info = (struct kvt_device_info){.starts = 2, .kills = 1, .failures = 2, .cause = "why"};
     device.base.changed(device.base.changed_arg);
     end_job(KVB_ERR_IO);
+    device.info.failures++;
+    strcpy(device.info.cause, "of what came after it");
     sim_advance(&sim, 1000);
     device.hold[FAKE_IMPORT] = false;
     cr_assert_eq(answer.status, KVB_ERR_IO);
@@ -2361,6 +2363,22 @@ Test(link, new_memory_of_a_device_replaces_the_old_when_it_is_there)
     turn();
     cr_assert_eq(device.imported, 1);
     cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1);
+    engine_end(&engine);
+}
+
+/* A device that is late is killed, and with it goes all that the rank has there. */
+Test(link, a_device_is_given_time_to_let_go_of_what_is_replaced)
+{
+    struct engine engine = gpu_engine();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    device.hold[FAKE_DROP] = true;
+    send_region(&engine, 1, 2, &memory2, "kv_cache", 0);
+    turn();
+    cr_assert_eq(device.imported, 2);
+    cr_assert_geq(fake_device_job(&device)->deadline_ns, sim.now_ns + 4 * KVB_NS_PER_S);
+    end_job(KVB_OK);
+    cr_assert_eq(next_status(&engine, KVB_LINK_REGISTER_REGION), KVB_OK);
+    device.hold[FAKE_DROP] = false;
     engine_end(&engine);
 }
 
