@@ -5,6 +5,7 @@
 #include "cluster.h"
 #include "connector/instance.h"
 #include "control/routes.h"
+#include "events.h"
 #include "http/inbox.h"
 
 /*
@@ -17,6 +18,7 @@ struct kvp_control_config {
     struct kvp_fleet *fleet;
     struct kvs_coordinator *coordinator;
     struct kvp_cluster *cluster;
+    struct kvp_events *events;
     struct kvs_client *client; /* of the nodes that the cluster tells of */
     struct kvb_sched *sched;
     const struct kvb_clock *clock;
@@ -42,6 +44,10 @@ bool kvp_control_quiet(const struct kvp_control *control);
 /* Closed and quiet, after kvp_fleet_destroy() and kvs_coordinator_destroy(), which end what
  * control started: until then outcomes still come, and bodies that were relayed are still read. */
 void kvp_control_destroy(struct kvp_control *control);
+
+/* What an instance is in, in short: for the answers of failed operations, and events. A new object;
+ * NULL: out of memory. */
+json_t *kvp_state_json(const struct kvp_view *view);
 
 /* An instance in short, as the others of the cluster see it. A new object; NULL: out of memory. */
 json_t *kvp_view_describe(const struct kvp_view *view);

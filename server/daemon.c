@@ -7,6 +7,7 @@
 #include "control.h"
 #include "control/probes.h"
 #include "devices.h"
+#include "events.h"
 #include "http/http.h"
 #include "link/link.h"
 #include "loop.h"
@@ -29,9 +30,10 @@
  * back, and only then the rest is taken apart, from the outside in.
  */
 enum {
-    HEARTBEAT_MS = 2000, /* a loop that has not turned for so long hangs */
-    STOP_MS = 15000,     /* transfers of engines that were let go have ended by then */
-    INSTANCES_MAX = 64,  /* in `instances` */
+    STREAM_BEAT_MS = 15000, /* event streams show that they live */
+    HEARTBEAT_MS = 2000,    /* a loop that has not turned for so long hangs */
+    STOP_MS = 15000,        /* transfers of engines that were let go have ended by then */
+    INSTANCES_MAX = 64,     /* in `instances` */
 };
 
 struct kvp_daemon {
@@ -40,6 +42,8 @@ struct kvp_daemon {
     struct kvb_metrics *metrics;
     struct kvp_storage *storage;
     struct kvp_board *board;
+    struct kvp_events *events;
+    uint64_t streams_beat_ns; /* the last sign of life on event streams */
     struct kvp_fleet *fleet;
     struct kvp_devices devices;
     struct kvp_link *link;
@@ -80,8 +84,19 @@ static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
     kvp_program_alive(now_ns, &daemon->told_ns);
     if (daemon->http != NULL) { /* whole */
         kvp_board_beat(daemon->board);
+        if (now_ns - daemon->streams_beat_ns >= STREAM_BEAT_MS * KVB_NS_PER_MS) {
+            daemon->streams_beat_ns = now_ns;
+            kvp_http_wake(daemon->http, true);
+        }
         kvp_collect_beat(&daemon->collect, daemon->fleet, lag_ns);
         kvb_series_set(kvb_series0(daemon->metrics, KVP_M_ETCD_REACHABLE), etcd_reachable(daemon));
+    }
+}
+
+static void wake_streams(const struct kvp_daemon *daemon)
+{
+    if (daemon->http != NULL) {
+        kvp_http_wake(daemon->http, false);
     }
 }
 
@@ -90,6 +105,8 @@ static void on_changed(void *ctx, const struct kvp_view *view)
     struct kvp_daemon *daemon = ctx;
     kvp_board_publish(daemon->board, view);
     kvp_collect_instance(&daemon->collect, view);
+    kvp_events_add_state(daemon->events, view->instance, kvp_state_json(view));
+    wake_streams(daemon);
 }
 
 static void on_describe(void *ctx, const struct kvp_view *view, char *text, size_t cap)
@@ -107,8 +124,10 @@ static void on_describe(void *ctx, const struct kvp_view *view, char *text, size
 
 static void on_event(void *ctx, const char *instance, const char *kind, const char *detail)
 {
-    (void)ctx;
+    struct kvp_daemon *daemon = ctx;
     KVB_LOG(INFO, kind, KVB_STR("instance", instance), KVB_STR("detail", detail));
+    kvp_events_add(daemon->events, instance, kind, detail);
+    wake_streams(daemon);
 }
 
 struct tenant_question {
@@ -232,8 +251,13 @@ static void on_answered(void *ctx, const struct kvp_http_answered *answered)
     kvp_collect_answered(&((struct kvp_daemon *)ctx)->collect, answered);
 }
 
+static size_t on_stream(void *ctx, uint64_t *cursor, char *text, size_t cap)
+{
+    return kvp_events_stream(((const struct kvp_daemon *)ctx)->events, cursor, text, cap);
+}
+
 static const struct kvp_http_ops http_ops = {
-    .probe = on_probe, .stopping = on_is_stopping, .answered = on_answered};
+    .probe = on_probe, .stopping = on_is_stopping, .answered = on_answered, .stream = on_stream};
 
 /* ---- start ---- */
 
@@ -321,6 +345,7 @@ static kvb_status_t create_control(struct kvp_daemon *daemon)
                                                .coordinator =
                                                    kvp_storage_coordinator(daemon->storage),
                                                .cluster = kvp_storage_cluster(daemon->storage),
+                                               .events = daemon->events,
                                                .client = kvp_storage_client(daemon->storage),
                                                .sched = kvp_loop_sched(daemon->loop),
                                                .clock = &kvb_clock_real,
@@ -373,6 +398,9 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
         status = create_board(daemon);
     }
     if (status == KVB_OK) {
+        status = kvp_events_create(&daemon->events);
+    }
+    if (status == KVB_OK) {
         status = create_fleet(daemon);
     }
     if (status == KVB_OK) {
@@ -423,6 +451,7 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
     if (daemon->board != NULL) {
         kvp_board_destroy(daemon->board);
     }
+    kvp_events_destroy(daemon->events);
     kvb_metrics_destroy(daemon->metrics);
     kvp_loop_destroy(daemon->loop);
     free(daemon);

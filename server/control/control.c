@@ -387,6 +387,7 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
     [KVP_ROUTE_get_instance] = READ(kvp_read_instance),
     [KVP_ROUTE_list_operations] = READ(kvp_read_operations),
     [KVP_ROUTE_get_operation] = READ(kvp_read_operation),
+    [KVP_ROUTE_list_events] = READ(kvp_read_events),
     [KVP_ROUTE_get_cluster] = READ(kvp_read_cluster),
     [KVP_ROUTE_list_nodes] = READ(kvp_read_nodes),
     [KVP_ROUTE_list_tenants] = READ(kvp_read_tenants),

@@ -116,13 +116,12 @@ const char *kvp_outcome_message(const struct kvp_outcome *outcome);
 /* Leaves an empty or missing text out. */
 void kvp_json_set_text(json_t *object, const char *name, const char *text);
 void kvp_json_set_u64(json_t *object, const char *name, uint64_t value);
-/* What an instance is in, in short: for the answers of failed operations. */
-json_t *kvp_state_json(const struct kvp_view *view);
 
 void kvp_read_instances(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_instance(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operations(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operation(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_events(struct kvp_control *control, struct kvp_request *request);
 
 /* The instance a request is about; false: replied. */
 bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,

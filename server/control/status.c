@@ -5,6 +5,7 @@
 #include "transport/device.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MESSAGE_MAX 512
@@ -305,4 +306,24 @@ void kvp_read_operation(struct kvp_control *control, struct kvp_request *request
         kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.id",
                                 "there is no such operation, or it ended too long ago");
     }
+}
+
+void kvp_read_events(struct kvp_control *control, struct kvp_request *request)
+{
+    uint64_t lost = 0;
+    uint64_t next = request->params.after;
+    json_t *list = json_array();
+    struct kvp_event *page = calloc(KVP_EVENTS_PAGE_MAX, sizeof *page);
+    uint32_t n = page == NULL ? 0
+                              : kvp_events_read(control->config.events, next, page,
+                                                KVP_EVENTS_PAGE_MAX, &lost);
+    for (uint32_t i = 0; i < n; i++) {
+        (void)json_array_append_new(list, kvp_event_json(&page[i]));
+        next = page[i].id;
+    }
+    free(page);
+    kvp_control_reply(control, request, 200,
+                      json_pack("{s:o, s:I, s:I}", "events", list, "next", (json_int_t)next, "lost",
+                                (json_int_t)lost),
+                      0);
 }

@@ -71,6 +71,7 @@ void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *
     exchange->raw_target = target;
     exchange->raw_target_len = strlen(target);
     exchange->target = copy;
+    kvb_list_init(&exchange->stream.link);
     hide_parameters((char *)(uintptr_t)target); /* const by the callback's type alone */
     exchange->request.reply = reply;
     kvp_connection_receiving(&http->connections, connection, exchange->begun_ns);
@@ -118,6 +119,7 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
     kvb_log_request(NULL);
     kvp_connection_idle(&http->connections, exchange->connection, now_ns);
     http->bodies -= exchange->body_cap;
+    kvp_exchange_stream_ended(exchange);
     if (exchange->owed) {
         pay(http);
     }
@@ -150,8 +152,8 @@ static const char out_of_memory[] =
     "{\"error\":{\"message\":\"out of memory\",\"type\":\"ServiceUnavailableError\","
     "\"param\":null,\"code\":503}}";
 
-static enum MHD_Result queue(struct kvp_exchange *exchange, struct MHD_Response *response,
-                             const char *content_type)
+enum MHD_Result kvp_exchange_queue(struct kvp_exchange *exchange, struct MHD_Response *response,
+                                   const char *content_type)
 {
     if (response == NULL) {
         return MHD_NO; /* no memory for anything: the connection ends, which is an answer too */
@@ -190,11 +192,11 @@ static enum MHD_Result answer_text(struct kvp_exchange *exchange, char *text, si
     if (response == NULL) {
         free(text);
     }
-    return queue(exchange, response, content_type);
+    return kvp_exchange_queue(exchange, response, content_type);
 }
 
 /* Sends what http_status, json, … of the exchange say. */
-static enum MHD_Result answer(struct kvp_exchange *exchange)
+enum MHD_Result kvp_exchange_answer(struct kvp_exchange *exchange)
 {
     char *text = NULL;
 
@@ -211,10 +213,10 @@ static enum MHD_Result answer(struct kvp_exchange *exchange)
         const char *in;
         void *out;
     } constant = {.in = out_of_memory}; /* only read, in spite of the type */
-    return queue(exchange,
-                 MHD_create_response_from_buffer(sizeof out_of_memory - 1, constant.out,
-                                                 MHD_RESPMEM_PERSISTENT),
-                 "application/json");
+    return kvp_exchange_queue(exchange,
+                              MHD_create_response_from_buffer(sizeof out_of_memory - 1,
+                                                              constant.out, MHD_RESPMEM_PERSISTENT),
+                              "application/json");
 }
 
 /* Decides the answer; it is sent once the body has been read. */
@@ -238,7 +240,7 @@ static enum MHD_Result begin(struct kvp_exchange *exchange, const char *method, 
          exchange->framing.length > KVP_HTTP_DISCARD_MAX)) {
         exchange->close = true; /* it waits for our word before it sends, or would send too much */
     }
-    return exchange->close ? answer(exchange) : MHD_YES;
+    return exchange->close ? kvp_exchange_answer(exchange) : MHD_YES;
 }
 
 static void drop_body(struct kvp_exchange *exchange)
@@ -310,7 +312,7 @@ static enum MHD_Result answer_probe(struct kvp_exchange *exchange)
     exchange->http_status = probe.http_status;
     exchange->json = probe.json;
     if (probe.text == NULL) {
-        return answer(exchange);
+        return kvp_exchange_answer(exchange);
     }
     exchange->phase = KVP_ANSWERING;
     kvp_connection_answering(exchange->connection);
@@ -347,6 +349,13 @@ static enum MHD_Result let_parse(struct kvp_exchange *exchange)
     return MHD_YES;
 }
 
+static bool accepts_stream(const struct kvp_exchange *exchange)
+{
+    const char *accept =
+        MHD_lookup_connection_value(exchange->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
+    return accept != NULL && strstr(accept, "text/event-stream") != NULL;
+}
+
 /* The body is there, or there is none. */
 static enum MHD_Result whole(struct kvp_exchange *exchange)
 {
@@ -363,9 +372,20 @@ static enum MHD_Result whole(struct kvp_exchange *exchange)
         kvp_exchange_parse(exchange);
     }
     if (exchange->http_status != 0) {
-        return answer(exchange);
+        return kvp_exchange_answer(exchange);
     }
-    return exchange->request.route->where == KVP_PROBE ? answer_probe(exchange) : submit(exchange);
+    switch (exchange->request.route->where) {
+    case KVP_PROBE:
+        return answer_probe(exchange);
+    case KVP_STREAM:
+        if (accepts_stream(exchange)) {
+            return kvp_exchange_stream(exchange);
+        }
+        return submit(exchange);
+    case KVP_CONTROL:
+        return submit(exchange);
+    }
+    KVB_UNREACHABLE("where");
 }
 
 enum MHD_Result kvp_exchange_handle(void *cls, struct MHD_Connection *mhd, const char *url,
@@ -392,9 +412,9 @@ enum MHD_Result kvp_exchange_handle(void *cls, struct MHD_Connection *mhd, const
         }
         return whole(exchange);
     case KVP_PARSING: /* resumed */
-        return exchange->http_status != 0 ? answer(exchange) : submit(exchange);
+        return exchange->http_status != 0 ? kvp_exchange_answer(exchange) : submit(exchange);
     case KVP_SUBMITTED: /* resumed */
-        return answer(exchange);
+        return kvp_exchange_answer(exchange);
     case KVP_ANSWERING:
         return MHD_YES;
     }

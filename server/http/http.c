@@ -136,6 +136,7 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
                          connections_allowed(config->connections_max != 0 ? config->connections_max
                                                                           : KVP_HTTP_CONNECTIONS));
     init_lock(http);
+    kvb_list_init(&http->streams);
     kvb_status_t status = copy_tokens(http, config);
     if (status != KVB_OK) {
         goto err_tokens;
@@ -200,6 +201,7 @@ void kvp_http_stop(struct kvp_http *http)
     if (listener >= 0) {
         close(listener);
     }
+    kvp_http_wake(http, true); /* streams end: the process is going */
     await_answers(http);
     kvp_parser_stop(http);
     MHD_stop_daemon(http->mhd);

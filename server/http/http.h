@@ -30,6 +30,7 @@
 #define KVP_HTTP_CONNECTIONS    4096 /* default of connections_max */
 #define KVP_HTTP_IDLE_S         150  /* default of idle_timeout_s; more than any client keeps one */
 #define KVP_HTTP_FDS_RESERVED   128  /* descriptors left to the rest of the process */
+#define KVP_HTTP_STREAMS_MAX    64   /* streams at a time */
 #define KVP_HTTP_STOP_MS        5000 /* slow readers get this long for their answer at stop */
 #define KVP_HTTP_CONNECTION_MEM (96u << 10) /* libmicrohttpd's memory of one connection */
 
@@ -53,6 +54,10 @@ struct kvp_http_ops {
     /* This process is going: answers close their connection. */
     bool (*stopping)(void *ctx);
     void (*answered)(void *ctx, const struct kvp_http_answered *answered); /* may be NULL */
+    /* More of a stream (where STREAM): at most cap bytes of text, whole events; 0: nothing yet, and
+     * kvp_http_wake() says when. *cursor begins as what the client saw last (Last-Event-ID, or
+     * `after`). NULL: there are no such routes. */
+    size_t (*stream)(void *ctx, uint64_t *cursor, char *text, size_t cap);
 };
 
 struct kvp_http_config {
@@ -80,6 +85,9 @@ struct kvp_http;
 KVB_MUST_USE kvb_status_t kvp_http_start(const struct kvp_http_config *config,
                                          struct kvp_http **http_p);
 uint16_t kvp_http_port(const struct kvp_http *http);
+/* Any thread: streams have more to say. beat: those that have not say that they live, so that
+ * clients, proxies and this server notice when the other end is gone; every few seconds. */
+void kvp_http_wake(struct kvp_http *http, bool beat);
 
 /*
  * Stops listening, waits up to KVP_HTTP_STOP_MS until the answers that are owed were sent, and

@@ -48,6 +48,12 @@ struct kvp_exchange {
     const char *extra_name; /* one more header */
     const char *extra_value;
     struct kvp_request request;
+    struct {                  /* guarded by http->lock */
+        struct kvb_list link; /* in http->streams; empty: it is none */
+        uint64_t cursor;
+        bool sleeps; /* suspended until there is more */
+        bool beat;   /* a sign of life is due */
+    } stream;
 };
 
 struct kvp_http {
@@ -69,6 +75,8 @@ struct kvp_http {
     pthread_mutex_t lock;
     pthread_cond_t paid; /* owed became 0 */
     uint32_t owed;       /* whole requests not yet completed */
+    struct kvb_list streams;
+    uint32_t nstreams;
 };
 
 /* exchange.c: libmicrohttpd's callbacks; cls is the struct kvp_http. */
@@ -86,6 +94,15 @@ void kvp_exchange_refuse(struct kvp_exchange *exchange, unsigned http_status, co
  */
 void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method,
                              const char *version);
+
+/* stream.c */
+/* Answers with what comes, until the client or this process goes. The HTTP thread. */
+enum MHD_Result kvp_exchange_stream(struct kvp_exchange *exchange);
+void kvp_exchange_stream_ended(struct kvp_exchange *exchange); /* if it was one */
+/* Takes response. */
+enum MHD_Result kvp_exchange_queue(struct kvp_exchange *exchange, struct MHD_Response *response,
+                                   const char *content_type);
+enum MHD_Result kvp_exchange_answer(struct kvp_exchange *exchange);
 
 /* parse.c */
 /* Reads body and parameters; refuses if they are wrong. The exchange's owner. */

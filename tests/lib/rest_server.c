@@ -70,7 +70,13 @@ static void answered(void *ctx, const struct kvp_http_answered *seen)
     }
 }
 
-static const struct kvp_http_ops ops = {.probe = probe, .stopping = stopping, .answered = answered};
+static size_t stream(void *ctx, uint64_t *cursor, char *text, size_t cap)
+{
+    return kvp_events_stream(((const struct rest_server *)ctx)->events, cursor, text, cap);
+}
+
+static const struct kvp_http_ops ops = {
+    .probe = probe, .stopping = stopping, .answered = answered, .stream = stream};
 
 void rest_start(struct rest_server *rest, const struct kvp_http_config *config, uint32_t queue_max)
 {
@@ -89,9 +95,12 @@ void rest_start(struct rest_server *rest, const struct kvp_http_config *config, 
         &(struct kvp_board_config){.clock = &kvb_clock_real, .heartbeat_ms = 60000}, &rest->board);
     kvb_assert(status == KVB_OK);
     kvp_board_publish(rest->board, view);
+    status = kvp_events_create(&rest->events);
+    kvb_assert(status == KVB_OK);
     status = kvp_control_create(
         &(struct kvp_control_config){.fleet = &rest->fleet,
                                      .coordinator = &rest->coordinator,
+                                     .events = rest->events,
                                      .cluster = &rest->cluster,
                                      .clock = &kvb_clock_real,
                                      .retire_ms = 10000,
@@ -127,6 +136,7 @@ void rest_stop(struct rest_server *rest)
     fake_cluster_finish(&rest->cluster);
     kvp_control_destroy(rest->control);
     kvp_board_destroy(rest->board);
+    kvp_events_destroy(rest->events);
     kvb_metrics_destroy(rest->metrics);
     pthread_cond_destroy(&rest->turned);
     pthread_mutex_destroy(&rest->lock);

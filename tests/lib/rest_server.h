@@ -17,6 +17,7 @@ struct rest_server {
     struct kvs_coordinator coordinator; /* under lock */
     struct kvp_cluster cluster;         /* under lock */
     struct kvp_board *board;
+    struct kvp_events *events;
     struct kvp_control *control;
     struct kvp_http *http;
     struct kvb_metrics *metrics;

@@ -7,6 +7,7 @@
 #include <jansson.h>
 
 #include <dirent.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,6 +162,103 @@ Test(http, every_route_answers_in_the_one_shape_with_and_without_a_slash)
             strcat(path, "/");
         }
     }
+}
+
+/* What comes on a connection until it holds `want`; false: it ended, or not in time. */
+static bool read_until(int fd, char *text, size_t cap, const char *want)
+{
+    size_t used = strlen(text);
+    while (strstr(text, want) == NULL) {
+        struct pollfd wait = {.fd = fd, .events = POLLIN};
+        if (used + 1 >= cap || poll(&wait, 1, HTTP_WAIT_MS) != 1) {
+            return false;
+        }
+        ssize_t n = read(fd, text + used, cap - used - 1);
+        if (n <= 0) {
+            return false;
+        }
+        used += (size_t)n;
+        text[used] = '\0';
+    }
+    return true;
+}
+
+#define STREAM "GET /v1/kvplane/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n"
+
+Test(http, events_come_as_a_page_or_as_a_stream_that_goes_on_where_it_was)
+{
+    char text[8192] = "";
+    kvp_events_add(rest.events, "engine-0", "sleep", "ok");
+    struct http_answer answer = http_ask(rest.port, "GET", "/v1/kvplane/events", NULL, NULL);
+    expect_shape(&answer, 200, "page");
+    cr_expect_not_null(strstr(answer.body, "\"next\":1"));
+    http_answer_free(&answer);
+
+    int fd = http_connect(rest.port);
+    http_send_text(fd, STREAM "\r\n");
+    cr_assert(read_until(fd, text, sizeof text, "\"id\":1"), "%s", text);
+    cr_expect_not_null(strstr(text, "text/event-stream"));
+    /* nothing is new: it sleeps, and wakes */
+    for (int i = 2; i < 6; i++) {
+        char want[32];
+        kvp_events_add(rest.events, "engine-0", "wake", "ok");
+        kvp_http_wake(rest.http, false);
+        snprintf(want, sizeof want, "\"id\":%d", i);
+        cr_assert(read_until(fd, text, sizeof text, want), "%s", text);
+    }
+    text[0] = '\0';
+    kvp_http_wake(rest.http, true);
+    cr_assert(read_until(fd, text, sizeof text, ": \n\n"), "%s", text);
+    close(fd);
+
+    text[0] = '\0';
+    fd = http_connect(rest.port);
+    http_send_text(fd, STREAM "Last-Event-ID: 4\r\n\r\n");
+    cr_assert(read_until(fd, text, sizeof text, "\"id\":5"), "%s", text);
+    cr_expect_null(strstr(text, "\"id\":4"));
+    close(fd);
+}
+
+Test(http, streams_are_limited_and_end_with_their_client_or_the_daemon)
+{
+    char text[8192];
+    int fds[KVP_HTTP_STREAMS_MAX];
+    kvp_events_add(rest.events, "engine-0", "sleep", "ok");
+    for (int i = 0; i < KVP_HTTP_STREAMS_MAX; i++) {
+        text[0] = '\0';
+        fds[i] = http_connect(rest.port);
+        http_send_text(fds[i], STREAM "\r\n");
+        cr_assert(read_until(fds[i], text, sizeof text, "\"id\":1"), "%d %s", i, text);
+    }
+    struct http_answer answer =
+        http_ask(rest.port, "GET", "/v1/kvplane/events", "Accept: text/event-stream\r\n", NULL);
+    expect_shape(&answer, 503, "one too many");
+    http_answer_free(&answer);
+    answer = http_ask(rest.port, "GET", "/health", NULL, NULL);
+    expect_shape(&answer, 200, "a probe beside them");
+    http_answer_free(&answer);
+    close(fds[0]); /* noticed when there is something to say */
+    int fd = -1;
+    for (int tries = 0; tries < 1000 && fd < 0; tries++) {
+        kvp_http_wake(rest.http, true);
+        text[0] = '\0';
+        fd = http_connect(rest.port);
+        http_send_text(fd, STREAM "\r\n");
+        cr_assert(read_until(fd, text, sizeof text, "\r\n\r\n"));
+        if (strncmp(text, "HTTP/1.1 200", 12) != 0) {
+            close(fd);
+            fd = -1;
+        }
+    }
+    cr_assert_geq(fd, 0);
+    fds[0] = fd;
+    rest_stop(&rest); /* ends them all: it does not wait for their clients */
+    for (int i = 0; i < KVP_HTTP_STREAMS_MAX; i++) {
+        while (read(fds[i], text, sizeof text) > 0) {
+        }
+        close(fds[i]);
+    }
+    rest_start(&rest, NULL, 0);
 }
 
 Test(http, metrics_and_contract_have_their_types)
