@@ -132,6 +132,12 @@ static void print_cluster(const json_t *cluster)
                  reachable ? "" : " (CANNOT BE REACHED)",
                  json_integer_value(json_object_get(cluster, "nodes_up")),
                  json_integer_value(json_object_get(cluster, "nodes")));
+    const json_t *left_out = json_object_get(cluster, "rdma_left_out");
+    if (left_out != NULL) {
+        (void)printf("rdma: the bytes of %" JSON_INTEGER_FORMAT " regions go by tcp: %s\n",
+                     json_integer_value(left_out),
+                     json_string_value(json_object_get(cluster, "rdma_left_out_reason")));
+    }
 }
 
 static void print_nodes(const json_t *nodes)

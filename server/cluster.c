@@ -759,6 +759,16 @@ uint64_t kvp_cluster_away_ns(const struct kvp_cluster *cluster)
     return cluster->reachable ? 0 : cluster->away_ns;
 }
 
+uint64_t kvp_cluster_left_out(const struct kvp_cluster *cluster, const char **reason_p)
+{
+    struct kvt_rdma_memory_stats stats = {.left_out = 0};
+    if (cluster->params.rdma != NULL) {
+        kvt_rdma_memory_stats(cluster->params.rdma, &stats);
+        *reason_p = kvt_rdma_memory_reason(cluster->params.rdma);
+    }
+    return stats.left_out;
+}
+
 bool kvp_cluster_alone(const struct kvp_cluster *cluster)
 {
     return cluster->params.alone;

@@ -55,6 +55,9 @@ void kvp_cluster_drain(struct kvp_cluster *cluster);
 bool kvp_cluster_alone(const struct kvp_cluster *cluster);
 bool kvp_cluster_reachable(const struct kvp_cluster *cluster); /* the coordinator */
 bool kvp_cluster_was_reachable(const struct kvp_cluster *cluster);
+/* Regions of engines whose bytes do not go by rdma although others' do, since the device could not
+ * register them; *reason_p: why the last one was not, and what to change. */
+uint64_t kvp_cluster_left_out(const struct kvp_cluster *cluster, const char **reason_p);
 /* Since when it cannot be reached; what it told is as old. 0: it can be, or never could. */
 uint64_t kvp_cluster_away_ns(const struct kvp_cluster *cluster);
 

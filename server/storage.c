@@ -204,6 +204,9 @@ static kvb_status_t create_in_cluster(struct kvp_storage *storage)
     if (status == KVB_OK && storage->rdma.device != NULL) {
         status = kvt_rdma_memory_create(storage->rdma.device, storage->regions, &storage->memory);
         params.rdma = storage->memory;
+        if (status == KVB_OK && !storage->rdma.only) {
+            kvt_rdma_memory_optional(storage->memory);
+        }
         params.io = io;
         params.rdma_only = storage->rdma.only;
     }

@@ -115,11 +115,28 @@ bool kvt_slices_gone(const struct kvt_slice *slices, uint32_t n)
     return false;
 }
 
-/* Without the pool if that can be. */
-static kvb_status_t start_of_device(struct kvt_transfer *transfer)
+/* Memory of a device: by way of its pool. */
+static bool reaches_all(struct kvt_transport *transport, const struct kvt_transfer *transfer)
 {
-    kvb_status_t status = kvt_direct_start(transfer);
-    return status == KVB_ERR_UNSUPPORTED ? kvt_staging_start(transfer) : status;
+    for (uint32_t i = 0; transport->ops->reaches != NULL && i < transfer->nslices; i++) {
+        const struct kvt_region *region = transfer->slices[i].region;
+        region = region->desc.device != NULL ? region->desc.device->pool : region;
+        if (!transport->ops->reaches(transport, region)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Without the pool if that can be. */
+static kvb_status_t start(struct kvt_transport *transport, struct kvt_transfer *transfer)
+{
+    bool of_device = kvt_staging_needed(transfer);
+    kvb_status_t status = of_device ? kvt_direct_start(transfer) : KVB_ERR_UNSUPPORTED;
+    if (status != KVB_ERR_UNSUPPORTED || !reaches_all(transport, transfer)) {
+        return status;
+    }
+    return of_device ? kvt_staging_start(transfer) : transport->ops->start(transport, transfer);
 }
 
 kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_transfer *transfer)
@@ -149,8 +166,7 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
     transfer->impl.staging = transfer->impl.direct = NULL;
     transfer->impl.staged = false;
 
-    status = kvt_staging_needed(transfer) ? start_of_device(transfer)
-                                          : transport->ops->start(transport, transfer);
+    status = start(transport, transfer);
     if (status != KVB_OK) {
         transport->in_flight--;
         kvb_list_remove(&transfer->impl.link);

@@ -146,6 +146,16 @@ static void count_node(void *arg, const struct kvp_cluster_node *node)
     counts[1] += node->own || node->status.up;
 }
 
+static void add_left_out(const struct kvp_cluster *cluster, json_t *body)
+{
+    const char *reason = "";
+    uint64_t n = kvp_cluster_left_out(cluster, &reason);
+    if (n > 0) {
+        kvp_json_set_u64(body, "rdma_left_out", n);
+        kvp_json_set_text(body, "rdma_left_out_reason", reason);
+    }
+}
+
 void kvp_read_cluster(struct kvp_control *control, struct kvp_request *request)
 {
     const struct kvp_control_config *config = &control->config;
@@ -159,11 +169,11 @@ void kvp_read_cluster(struct kvp_control *control, struct kvp_request *request)
     kvp_cluster_each_node(config->cluster, count_node, counts);
     kvp_fleet_each(config->fleet, add_own_instance, &instances);
     kvs_coordinator_each_instance(config->coordinator, add_instance, &instances);
-    kvp_control_reply(control, request, 200,
-                      json_pack("{s:s, s:b, s:i, s:i, s:o}", "coordinator",
-                                kvp_cluster_alone(config->cluster) ? "embedded" : "etcd",
-                                "coordinator_reachable", kvp_cluster_reachable(config->cluster),
-                                "nodes", (int)counts[0], "nodes_up", (int)counts[1], "instances",
-                                instances.list),
-                      0);
+    json_t *body =
+        json_pack("{s:s, s:b, s:i, s:i, s:o}", "coordinator",
+                  kvp_cluster_alone(config->cluster) ? "embedded" : "etcd", "coordinator_reachable",
+                  kvp_cluster_reachable(config->cluster), "nodes", (int)counts[0], "nodes_up",
+                  (int)counts[1], "instances", instances.list);
+    add_left_out(config->cluster, body);
+    kvp_control_reply(control, request, 200, body, 0);
 }

@@ -133,15 +133,21 @@ static const struct kvs_node_ops remote_ops = {
 
 /* ---- ways ---- */
 
+/* It is no fault of the transfer's: another way may take it. */
+static bool not_this_way(kvb_status_t status)
+{
+    return status == KVB_ERR_UNAVAILABLE || status == KVB_ERR_UNSUPPORTED;
+}
+
 kvb_status_t kvs_remote_start(struct kvs_remote *remote, struct kvt_transfer *transfer)
 {
     kvb_status_t status = KVB_ERR_UNAVAILABLE;
-    for (uint32_t i = 0; i < remote->nways && status == KVB_ERR_UNAVAILABLE; i++) {
+    for (uint32_t i = 0; i < remote->nways && not_this_way(status); i++) {
         if (remote->ways[i].up) {
             status = kvt_transfer_start(remote->ways[i].transport, transfer);
         }
     }
-    for (uint32_t i = remote->nways; i > 0 && status == KVB_ERR_UNAVAILABLE; i--) {
+    for (uint32_t i = remote->nways; i > 0 && not_this_way(status); i--) {
         if (!remote->ways[i - 1].up) {
             status = kvt_transfer_start(remote->ways[i - 1].transport, transfer);
         }

@@ -279,6 +279,38 @@ Test(staging, device_and_host_slices_go_both_ways_in_one_transfer)
     cleanup(&s);
 }
 
+static const struct kvt_region *blind_to;
+
+static bool reaches_others(struct kvt_transport *transport, const struct kvt_region *region)
+{
+    (void)transport;
+    return region != blind_to;
+}
+
+/* The pool may be memory that rdma could not register: another way takes it, and the device was
+ * asked for nothing. */
+Test(staging, a_transport_that_does_not_reach_the_pool_starts_nothing)
+{
+    struct setup s;
+    setup(&s);
+    register_region(&s);
+    const struct kvt_transport_ops *ops = s.transport->ops;
+    struct kvt_transport_ops blind = *ops;
+    blind.reaches = reaches_others;
+    s.transport->ops = &blind;
+    for (int direction = 0; direction < 2; direction++) {
+        describe(&s, direction == 0 ? KVT_TO_SHARE : KVT_FROM_SHARE);
+        blind_to = s.device.base.pool;
+        cr_assert_eq(kvt_transfer_start(s.transport, &s.transfer), KVB_ERR_UNSUPPORTED);
+        cr_assert_eq(kvt_region_refs(s.region), 0);
+        cr_assert(kvb_list_empty(&s.device.base.placed));
+        blind_to = s.region; /* which nobody but the device reaches */
+        cr_assert_eq(run(&s), KVB_OK);
+    }
+    s.transport->ops = ops;
+    cleanup(&s);
+}
+
 Test(staging, a_node_behind_connections_is_none_the_wiser)
 {
     static struct setup s;

@@ -226,6 +226,12 @@ void kvs_coordinator_each_instance(struct kvs_coordinator *coordinator,
 
 /* ---- the cluster ---- */
 
+uint64_t kvp_cluster_left_out(const struct kvp_cluster *cluster, const char **reason_p)
+{
+    *reason_p = "raise RLIMIT_MEMLOCK";
+    return cluster->left_out;
+}
+
 bool kvp_cluster_alone(const struct kvp_cluster *cluster)
 {
     return !cluster->etcd;

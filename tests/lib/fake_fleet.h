@@ -70,6 +70,7 @@ struct kvp_cluster {
     uint32_t ntenants;
     uint32_t silent;
     bool etcd;
+    uint64_t left_out;
     uint64_t away_ns;                              /* 0: it can be reached */
     kvb_status_t status;                           /* of every question */
     struct kvp_cluster_tenants *asks[FAKE_RESETS]; /* not answered yet */

@@ -64,6 +64,21 @@ void kvs_coordinator_set_quota(struct kvs_coordinator *c, const char *tenant, ui
 /* ---- remote nodes ---- */
 
 const struct kvs_carrier kvs_by_tcp = {.name = "tcp"};
+
+static uint64_t left_out; /* of its regions */
+
+void kvt_rdma_memory_stats(const struct kvt_rdma_memory *memory,
+                           struct kvt_rdma_memory_stats *stats_p)
+{
+    (void)memory;
+    *stats_p = (struct kvt_rdma_memory_stats){.left_out = left_out};
+}
+
+const char *kvt_rdma_memory_reason(const struct kvt_rdma_memory *memory)
+{
+    (void)memory;
+    return "too little";
+}
 const struct kvs_carrier kvs_by_rdma = {.name = "rdma"};
 
 static struct kvt_rdma_memory *const rdma_memory = (struct kvt_rdma_memory *)&nquotas;
@@ -602,6 +617,20 @@ Test(cluster, figures_are_of_the_node_and_rates_of_the_last_seconds)
     nseen = 0;
     kvp_cluster_each_node(cluster, see, NULL);
     cr_expect_eq(seen[0].puts, 0);
+}
+
+Test(cluster, what_rdma_could_not_register_is_told_where_there_is_rdma)
+{
+    const char *reason = NULL;
+    struct kvp_cluster_params params = params_of(false, true);
+    left_out = 3;
+    cr_assert_eq(kvp_cluster_create(&params, &cluster), KVB_OK);
+    cr_expect_eq(kvp_cluster_left_out(cluster, &reason), 0);
+    kvp_cluster_destroy(cluster);
+    params.rdma = rdma_memory;
+    cr_assert_eq(kvp_cluster_create(&params, &cluster), KVB_OK);
+    cr_expect_eq(kvp_cluster_left_out(cluster, &reason), 3);
+    cr_expect_str_eq(reason, "too little");
 }
 
 Test(cluster, metrics_tell_of_every_node_and_of_those_that_left)

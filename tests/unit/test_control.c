@@ -1324,3 +1324,19 @@ Test(control, without_sleep_mode_memory_is_never_given_up)
         }
     }
 }
+
+Test(control, memory_that_rdma_could_not_register_is_told_of_with_its_reason)
+{
+    struct asked asked;
+    prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
+    go(&asked);
+    cr_expect_null(json_object_get(asked.body, "rdma_left_out"));
+    json_decref(asked.body);
+    cluster.left_out = 2;
+    prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
+    go(&asked);
+    cr_expect_eq(json_integer_value(json_object_get(asked.body, "rdma_left_out")), 2);
+    cr_expect_str_eq(json_string_value(json_object_get(asked.body, "rdma_left_out_reason")),
+                     "raise RLIMIT_MEMLOCK");
+    json_decref(asked.body);
+}

@@ -3,6 +3,8 @@
  * that are refused, devices that will not do. It is counted, said, and works again. */
 #include "rdma_sim.h"
 
+#include "transport_impl.h"
+
 #include <sys/resource.h>
 
 Test(rdma_faults, a_failure_ends_only_what_its_queue_pair_carries)
@@ -175,7 +177,7 @@ Test(rdma_faults, without_its_device_memory_is_let_go_and_taken_again)
         kvt_region_destroy(rig.region);
         cr_assert_eq(rdma_sim_region(&rig, &rig.region, 1, 0, RDMA_SIM_LEN), KVB_OK);
         cr_assert_eq(kvt_region_pinned(rig.region), 0);
-        cr_assert_neq(rdma_sim_run(&rig, RIG_PUT, 0, 16), KVB_OK);
+        cr_assert_eq(rdma_sim_run(&rig, RIG_PUT, 0, 16), KVB_ERR_UNAVAILABLE, "for now");
         rdma_sim_close(&rig);
     }
 }
@@ -256,6 +258,105 @@ Test(rdma_faults, a_registration_that_is_refused_says_why_and_what_to_change)
     cr_assert_eq(rdma_sim_unregister(&rig, region, 1000, 1000), KVB_OK);
     kvt_region_destroy(region);
     cr_assert(rdma_sim_works(&rig, 1));
+    rdma_sim_close(&rig);
+}
+
+/* B38: at start, and when an engine hands memory over, or wakes. */
+Test(rdma_faults, every_registration_that_fails_is_told_with_its_size_and_cause)
+{
+    static const struct {
+        int error;
+        kvb_status_t status;
+        const char *says;
+    } causes[] = {
+        {ENOMEM, KVB_ERR_LIMIT, "locked"},        {EFAULT, KVB_ERR_IO, "bad address"},
+        {ENOSPC, KVB_ERR_LIMIT, "no room"},       {EMFILE, KVB_ERR_LIMIT, "no room"},
+        {EAGAIN, KVB_ERR_LIMIT, "no room"},       {EINVAL, KVB_ERR_IO, "Invalid argument (22)"},
+        {EPERM, KVB_ERR_IO, "not permitted (1)"}, {EIO, KVB_ERR_IO, "(5)"},
+    };
+    static struct rdma_sim rig;
+    struct kvt_region *region;
+    struct rlimit limit, low;
+    cr_assert_eq(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
+    low = (struct rlimit){.rlim_cur = KIB(64), .rlim_max = limit.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &low), 0);
+    for (size_t i = 0; i < sizeof causes / sizeof causes[0]; i++) {
+        rdma_sim_init(&rig, 1);
+        fake_verbs_fail("ibv_reg_mr", 0, causes[i].error);
+        cr_assert_neq(rdma_sim_node(&rig), KVB_OK);
+        cr_assert_not_null(strstr(rig.reason, causes[i].says), "%s", rig.reason);
+        cr_assert_not_null(strstr(rig.reason, "fake1 cannot register 8388608 bytes"), "%s",
+                           rig.reason);
+        cr_assert_null(fake_verbs_leak(NULL));
+        cr_assert_eq(rdma_sim_node(&rig), KVB_OK, "%s", rig.reason);
+        cr_assert_eq(rdma_sim_engine(&rig), KVB_OK, "%s", rig.reason);
+        cr_assert_eq(rdma_sim_peer(&rig, (struct kvt_rdma_peer_config){0}), KVB_OK);
+        cr_assert(rdma_run_until(&rig, &rig.up, BOUND_MS));
+        const struct fake_counts before = rig.fake->open;
+        fake_verbs_fail("ibv_reg_mr", 0, causes[i].error);
+        cr_assert_eq(rdma_sim_region(&rig, &region, 2, 0, KIB(64)), causes[i].status);
+        const char *reason = kvt_rdma_memory_reason(rig.memory);
+        cr_assert_not_null(strstr(reason, causes[i].says), "%s", reason);
+        cr_assert_not_null(strstr(reason, "fake0 cannot register 65536 bytes"), "%s", reason);
+        cr_assert_null(fake_verbs_leak(&before));
+        cr_assert_eq(rdma_sim_cause(&rig, FAKE_ASKER, KVT_RDMA_REGISTRATION), 1, "and counted");
+        cr_assert_eq(rdma_sim_region(&rig, &region, 2, 0, KIB(64)), KVB_OK, "the next one works");
+        cr_assert_eq(rdma_sim_unregister(&rig, region, 1000, 1000), KVB_OK);
+        kvt_region_destroy(region);
+        rdma_sim_close(&rig);
+    }
+    cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+}
+
+/* Under `auto`: a small RLIMIT_MEMLOCK costs the speed of rdma, and not the engine. */
+Test(rdma_faults, memory_that_may_be_left_out_is_registered_and_goes_another_way)
+{
+    static struct rdma_sim rig;
+    struct kvt_region *left;
+    struct kvt_rdma_memory_stats stats;
+    rdma_sim_open(&rig, 1, (struct kvt_rdma_peer_config){0});
+    kvt_rdma_memory_optional(rig.memory);
+    cr_assert(rdma_sim_works(&rig, 1)); /* its queue pair stands */
+    const struct fake_counts before = rig.fake->open;
+    rig.fake->devices[FAKE_ASKER].memlock = rig.fake->pinned + KIB(32);
+    cr_assert_eq(rdma_sim_region(&rig, &left, 2, 0, KIB(64)), KVB_OK);
+    cr_assert_eq(kvt_region_state(left), KVT_REGION_REGISTERED);
+    cr_assert_eq(kvt_region_pinned(left), 0);
+    kvt_rdma_memory_stats(rig.memory, &stats);
+    cr_assert_eq(stats.left_out, 1);
+    cr_assert_eq(stats.registrations, 1, "the rest's");
+    cr_assert_eq(stats.failed, 1);
+    cr_assert_eq(rdma_sim_cause(&rig, FAKE_ASKER, KVT_RDMA_REGISTRATION), 1);
+    cr_assert_not_null(strstr(kvt_rdma_memory_reason(rig.memory), "65536"));
+
+    struct rdma_job job;
+    for (int type = RIG_PUT; type <= RIG_GET; type++) {
+        rdma_job_init(&job, &rig, (uint16_t)type, 0, KIB(16));
+        job.slice.region = left;
+        cr_assert_eq(rdma_job_run(&job), KVB_ERR_UNSUPPORTED, "before anything is asked");
+        cr_assert_eq(kvt_region_refs(left), 0);
+    }
+    struct kvt_slice mixed[] = {{rig.region, 0, KIB(8)}, {left, 0, KIB(8)}};
+    rdma_job_init(&job, &rig, RIG_PUT, 0, KIB(16));
+    job.transfer.slices = mixed;
+    job.transfer.nslices = 2;
+    cr_assert_eq(rdma_job_run(&job), KVB_ERR_UNSUPPORTED, "one of them is enough");
+    uint8_t byte = 0;
+    cr_assert_eq(kvt_region_read(left, 7, &byte, 1), KVB_OK, "others do reach it");
+    cr_assert(rdma_sim_works(&rig, 1), "other memory goes as before");
+
+    cr_assert_eq(rdma_sim_unregister(&rig, left, 1000, 1000), KVB_OK, "it sleeps like any other");
+    kvt_region_destroy(left);
+    kvt_rdma_memory_stats(rig.memory, &stats);
+    cr_assert_eq(stats.left_out, 0);
+    cr_assert_null(fake_verbs_leak(&before));
+    rig.fake->devices[FAKE_ASKER].memlock = UINT64_MAX;
+    cr_assert_eq(rdma_sim_region(&rig, &left, 2, 0, KIB(64)), KVB_OK, "and wakes with more");
+    rdma_job_init(&job, &rig, RIG_PUT, 0, KIB(16));
+    job.slice.region = left;
+    cr_assert_eq(rdma_job_run(&job), KVB_OK);
+    cr_assert_eq(rdma_sim_unregister(&rig, left, 1000, 1000), KVB_OK);
+    kvt_region_destroy(left);
     rdma_sim_close(&rig);
 }
 

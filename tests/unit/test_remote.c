@@ -186,7 +186,7 @@ static void unserve_fast(struct two_ways *two)
     two->fast = NULL;
 }
 
-static void open_two_ways(struct two_ways *two, bool fast)
+static void open_two_ways_by(struct two_ways *two, bool fast, const struct kvs_carrier *first)
 {
     struct test_store *store = &two->store;
     bool gone = false;
@@ -198,7 +198,7 @@ static void open_two_ways(struct two_ways *two, bool fast)
     const struct kvs_remote_config both = {
         .sched = &store->sim.sched,
         .regions = store->regions,
-        .ways = {{&by_fast, &(struct kvt_tcp_peer_config){.address = "fast"}},
+        .ways = {{first, &(struct kvt_tcp_peer_config){.address = "fast"}},
                  {&kvs_by_tcp, &(struct kvt_tcp_peer_config){.address = "node"}}},
     };
     cr_assert_eq(kvs_client_remove_node(store->client, "here", on_removed, &gone), KVB_OK);
@@ -206,6 +206,11 @@ static void open_two_ways(struct two_ways *two, bool fast)
     kvs_remote_destroy(store->node);
     cr_assert_eq(kvs_remote_create(&both, &store->node), KVB_OK);
     cr_assert_eq(kvs_client_add_node(store->client, "here", store->node, MIB(8)), KVB_OK);
+}
+
+static void open_two_ways(struct two_ways *two, bool fast)
+{
+    open_two_ways_by(two, fast, &by_fast);
 }
 
 static void close_two_ways(struct two_ways *two)
@@ -268,6 +273,50 @@ Test(remote, the_best_way_that_is_up_carries_the_questions)
     cr_expect_eq(way_of(&two, 0).why, KVB_OK);
     cr_expect_str_eq(carried(&two, 3), "fast");
     cr_expect_eq(test_get(&two.store, &second, sizeof second, 1000, 1), KVB_OK, "it is one node");
+    close_two_ways(&two);
+}
+
+/* A carrier that is up, and reaches no memory of an engine: what rdma is where it may not lock any.
+ */
+static bool reaches_nothing(struct kvt_transport *transport, const struct kvt_region *region)
+{
+    (void)transport;
+    (void)region;
+    return false;
+}
+
+static kvb_status_t blind_create(struct kvt_regions *regions, const void *peer,
+                                 const struct kvt_peer_ops *ops, void *ctx,
+                                 struct kvt_transport **transport_p)
+{
+    static struct kvt_transport_ops blind;
+    kvb_status_t status = kvs_by_tcp.create(regions, peer, ops, ctx, transport_p);
+    if (status == KVB_OK) {
+        blind = *(*transport_p)->ops;
+        blind.reaches = reaches_nothing;
+        (*transport_p)->ops = &blind;
+    }
+    return status;
+}
+static const struct kvs_carrier by_blind = {
+    .name = "blind", .create = blind_create, .stats = kvt_tcp_peer_stats};
+
+Test(remote, memory_that_a_way_does_not_reach_goes_by_the_next_and_questions_by_the_best)
+{
+    struct two_ways two;
+    open_two_ways_by(&two, true, &by_blind);
+    sim_advance(&two.store.sim, 100);
+    cr_expect_str_eq(status_of(&two.store).by, "blind");
+    cr_expect_str_eq(carried(&two, 1), "node");
+    uint64_t asked = way_of(&two, 0).stats.transfers;
+    cr_expect_eq(look_up(&two), KVB_ERR_NOT_FOUND);
+    cr_expect_gt(way_of(&two, 0).stats.transfers, asked, "it names no memory");
+    kvs_service_destroy(two.store.service); /* the other way is gone: there is none for the bytes */
+    two.store.service = NULL;
+    sim_advance(&two.store.sim, 1000);
+    uint64_t key = 2;
+    cr_expect_neq(test_put(&two.store, &key, sizeof key, 1000, 1), KVB_OK);
+    cr_expect_eq(look_up(&two), KVB_ERR_NOT_FOUND);
     close_two_ways(&two);
 }
 

@@ -72,6 +72,11 @@ void kvt_rdma_memory_destroy(struct kvt_rdma_memory *memory)
     kvb_assert(memory == NULL);
 }
 
+void kvt_rdma_memory_optional(struct kvt_rdma_memory *memory)
+{
+    (void)memory;
+}
+
 const char *kvt_rdma_memory_reason(const struct kvt_rdma_memory *memory)
 {
     (void)memory;

@@ -271,7 +271,7 @@ uint32_t rshare_key(const struct kvt_rdma_share *share)
 struct registration {
     uint8_t *base;
     uint64_t len;
-    struct ibv_mr *mr;
+    struct ibv_mr *mr;         /* NULL: left out */
     struct kvt_region *region; /* NULL: a stale one, of a fault run */
     uint64_t owner;
     uint32_t number;
@@ -282,6 +282,7 @@ struct kvt_rdma_memory {
     struct kvt_rdma_device *device;
     struct registration *all; /* by address; no two overlap, since mappings do not */
     uint32_t n, cap;
+    bool optional; /* what the device does not take goes another way */
     struct kvt_rdma_memory_stats counted;
     char reason[KVT_RDMA_REASON_MAX];
 };
@@ -326,6 +327,34 @@ struct ibv_mr *rmem_find(const struct kvt_rdma_memory *memory, const void *at, u
     return is->mr;
 }
 
+bool rmem_covers(const struct kvt_rdma_memory *memory, const struct kvt_region *region)
+{
+    uint64_t len = 0;
+    return region->memory->address != NULL &&
+           rmem_find(memory, region->memory->address(region->map), &len) != NULL;
+}
+
+/* Where it may, a region does without: the engine starts, or wakes, and its bytes go another way.
+ */
+static kvb_status_t leave_out(struct kvt_rdma_memory *memory, const struct kvt_region *region,
+                              kvb_status_t status)
+{
+    memory->counted.failed++;
+    rdev_count(memory->device, KVT_RDMA_REGISTRATION);
+    if (!memory->optional || status == KVB_ERR_INVALID) {
+        if (region->desc.kind == KVT_MEMORY_HOST) { /* a GPU's has other ways: its owner tells */
+            tell_failure(status, memory->reason);
+        }
+        return status == KVB_ERR_INVALID ? KVB_ERR_IO : status; /* the mapping is ours */
+    }
+    memory->counted.left_out++;
+    KVB_LOG(WARN, "rdma: memory of an engine is not registered and goes another way",
+            KVB_STR("tag", region->desc.tag), KVB_U64("region", region->desc.number),
+            KVB_U64("bytes", region->desc.len), KVB_STATUS(status),
+            KVB_STR("reason", memory->reason));
+    return KVB_OK;
+}
+
 static kvb_status_t region_register(struct kvt_transport *transport, struct kvt_region *region)
 {
     struct kvt_rdma_memory *memory = of(transport);
@@ -345,16 +374,15 @@ static kvb_status_t region_register(struct kvt_transport *transport, struct kvt_
         memory->cap = cap;
     }
     uint8_t *base = region->memory->address(region->map);
-    struct ibv_mr *mr;
+    struct ibv_mr *mr = NULL;
     kvb_status_t status =
         try_register(memory->device, base, region->desc.len, IBV_ACCESS_LOCAL_WRITE,
                      region->dma_buf, region->dma_buf_offset, &mr, memory->reason);
     if (status != KVB_OK) {
-        memory->counted.failed++;
-        if (region->desc.kind == KVT_MEMORY_HOST) { /* a GPU's has other ways: its owner tells */
-            tell_failure(status, memory->reason);
-        }
-        return status == KVB_ERR_INVALID ? KVB_ERR_IO : status; /* the mapping is ours */
+        status = leave_out(memory, region, status);
+    }
+    if (status != KVB_OK) {
+        return status;
     }
     uint32_t at = count_up_to(memory, (uintptr_t)base);
     memmove(memory->all + at + 1, memory->all + at, (memory->n - at) * sizeof *memory->all);
@@ -367,6 +395,9 @@ static kvb_status_t region_register(struct kvt_transport *transport, struct kvt_
         .number = region->desc.number,
     };
     memory->n++;
+    if (mr == NULL) {
+        return KVB_OK;
+    }
     memory->counted.registered++;
     memory->counted.pinned_bytes += region->desc.len;
     region->pinned_bytes += region->desc.len;
@@ -405,6 +436,11 @@ static kvb_status_t region_unregister(struct kvt_transport *transport, struct kv
         i++;
     }
     if (i == memory->n) {
+        return KVB_OK;
+    }
+    if (memory->all[i].mr == NULL) {
+        memory->counted.left_out--;
+        remove_at(memory, i);
         return KVB_OK;
     }
     if (!keep_stale(memory, &memory->all[i])) {
@@ -461,6 +497,11 @@ void kvt_rdma_memory_destroy(struct kvt_rdma_memory *memory)
     }
 }
 
+void kvt_rdma_memory_optional(struct kvt_rdma_memory *memory)
+{
+    memory->optional = true;
+}
+
 const char *kvt_rdma_memory_reason(const struct kvt_rdma_memory *memory)
 {
     return memory->reason;
@@ -470,5 +511,5 @@ void kvt_rdma_memory_stats(const struct kvt_rdma_memory *memory,
                            struct kvt_rdma_memory_stats *stats_p)
 {
     *stats_p = memory->counted;
-    stats_p->registrations = memory->n;
+    stats_p->registrations = memory->n - memory->counted.left_out;
 }

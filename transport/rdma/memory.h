@@ -17,6 +17,9 @@ struct kvt_rdma_device *rmem_device(struct kvt_rdma_memory *memory);
  * do; NULL: none. */
 struct ibv_mr *rmem_find(const struct kvt_rdma_memory *memory, const void *at, uint64_t *len_p);
 
+/* Is all of the region (registered, no device's) in one registration? */
+bool rmem_covers(const struct kvt_rdma_memory *memory, const struct kvt_region *region);
+
 /* Our own buffers: pages that a child shares, not copies. NULL: no memory. */
 void *rmem_pages(size_t len);
 void rmem_pages_free(void *pages, size_t len);

@@ -707,14 +707,12 @@ static void on_idle_check(struct kvb_timer *timer)
 
 /* ---- starting ---- */
 
-static bool addressable(const struct kvt_transfer *transfer)
+/* Without its device nothing is registered, and nothing starts: UNAVAILABLE, of which start tells.
+ */
+static bool peer_reaches(struct kvt_transport *transport, const struct kvt_region *region)
 {
-    for (uint32_t i = 0; i < transfer->nslices; i++) {
-        if (transfer->slices[i].region->memory->address == NULL) {
-            return false;
-        }
-    }
-    return true;
+    const struct peer *peer = of(transport);
+    return kvt_rdma_device_dead(peer->device) || rmem_covers(peer->config.memory, region);
 }
 
 static void feed(struct peer_lane *lane);
@@ -731,9 +729,6 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     }
     if (transfer->ask.len > peer->config.common.ask_max || body_len > KVT_BODY_MAX) {
         return KVB_ERR_TOO_LARGE;
-    }
-    if (!addressable(transfer)) {
-        return KVB_ERR_UNSUPPORTED;
     }
     if (peer->reached && peer->admitted == 0) {
         return KVB_ERR_UNAVAILABLE;
@@ -1152,6 +1147,7 @@ static const struct kvt_transport_ops peer_ops = {
     .start = peer_start,
     .cancel = peer_cancel,
     .rdma_address = peer_rdma_address,
+    .reaches = peer_reaches,
     .destroy = peer_destroy,
 };
 

@@ -132,6 +132,7 @@ bool kvt_rdma_device_port_up(const struct kvt_rdma_device *device);
     X(QUIESCED, "quiesced", "a queue pair was given up to stop a transfer")                        \
     X(DESTROYED_UNFLUSHED, "destroyed_unflushed",                                                  \
       "a queue pair was destroyed since its work was not given back in time")                      \
+    X(REGISTRATION, "registration_refused", "memory of an engine could not be registered")         \
     X(TAKEN_BACK, "taken_back", "a queue pair was destroyed to take granted memory back")
 enum kvt_rdma_cause {
 #define X(name, label, what) KVT_RDMA_##name,
@@ -170,11 +171,15 @@ KVB_MUST_USE kvb_status_t kvt_rdma_memory_create(struct kvt_rdma_device *device,
                                                  struct kvt_regions *regions,
                                                  struct kvt_rdma_memory **memory_p);
 void kvt_rdma_memory_destroy(struct kvt_rdma_memory *memory); /* NULL: nothing */
+/* From here on a region that the device does not take is registered without it: transfers over rdma
+ * that name it are refused at start (UNSUPPORTED), and another transport moves its bytes. */
+void kvt_rdma_memory_optional(struct kvt_rdma_memory *memory);
 const char *kvt_rdma_memory_reason(const struct kvt_rdma_memory *memory);
 
 struct kvt_rdma_memory_stats {
     uint64_t registrations;                    /* that stand */
     uint64_t pinned_bytes;                     /* kvt_region_pinned() of all regions */
+    uint64_t left_out;                         /* regions that are registered without */
     uint64_t registered, unregistered, failed; /* since it was made */
 };
 void kvt_rdma_memory_stats(const struct kvt_rdma_memory *memory,

@@ -83,6 +83,9 @@ struct kvt_transport_ops {
     /* NULL, or where another process of this host, with the same secret, reaches the node by RDMA:
      * valid until the next call of the transport. NULL: nowhere. */
     const char *(*rdma_address)(const struct kvt_transport *transport);
+    /* Whether it can move bytes of that region, which is registered and no device's; NULL: of every
+     * one. */
+    bool (*reaches)(struct kvt_transport *transport, const struct kvt_region *region);
     kvb_status_t (*region_register)(struct kvt_transport *transport, struct kvt_region *region);
     /* No transfer names it. Not OK: the registration stands as before, and is asked for again. One
      * that is not there: OK. */
@@ -123,7 +126,8 @@ bool kvt_slices_gone(const struct kvt_slice *slices, uint32_t n);
  * INVALID (lengths differ, a slice or extent that is empty or outside, nothing to move; of memory
  * of a device: of more than one, or more than its pool has room for), GENERATION
  * (a region is not registered), AGAIN (in_flight_max: the completion of any transfer makes room),
- * UNAVAILABLE (the node cannot be reached now).
+ * UNAVAILABLE (the node cannot be reached now), UNSUPPORTED (this transport does not reach the
+ * memory of a region; another one may).
  * done then tells OK, TIMEOUT (deadline), CANCELED, DISCONNECTED (the node went away meanwhile), or
  * an error of the peer. After any of them but OK a get's destination is undefined.
  */
