@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /*
@@ -41,6 +42,8 @@ struct kvp_region {
     struct kvp_slot *slot;
     struct kvt_region *memory;
     int undo_fd; /* -1: none */
+    dev_t dev;   /* of host memory: which file it is */
+    ino_t ino;
     uint32_t uses;
     bool dropped;     /* not its slot's any more */
     bool in_op;       /* of the unregister in progress */
@@ -200,12 +203,41 @@ static kvb_status_t start_register(struct kvp_region *region)
         on_region_registered, region);
 }
 
+static bool ranges_meet(const struct kvt_region_desc *a, const struct kvt_region_desc *b)
+{
+    return a->fd_offset < b->fd_offset ? b->fd_offset - a->fd_offset < a->len
+                                       : a->fd_offset - b->fd_offset < b->len;
+}
+
+/*
+ * Host memory that has another number, too: released under one of them, it would go on being held
+ * under the other. (The same number again replaces what it was; of a device's memory the
+ * descriptors do not tell.)
+ */
+static bool has_another_number(const struct kvp_region *region, const struct kvt_region_desc *desc)
+{
+    if (desc->device != NULL) {
+        return false;
+    }
+    kvb_list_each(&region->rank->regions, link)
+    {
+        const struct kvp_region *other = kvb_container_of(link, struct kvp_region, link);
+        const struct kvt_region_desc *its = kvt_region_desc(other->memory);
+        if (other->slot != region->slot && !other->dropped && its->device == NULL &&
+            other->dev == region->dev && other->ino == region->ino && ranges_meet(its, desc)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A region of this slot from a descriptor, not registered. Takes fd. */
 static kvb_status_t make_region(struct kvp_link_rank *rank, struct kvp_slot *slot,
                                 const struct kvt_region_desc *desc, int fd,
                                 struct kvp_region **region_p)
 {
     const char *why = "";
+    struct stat file;
     kvb_status_t status = KVB_ERR_NO_MEMORY;
     struct kvp_region *region = calloc(1, sizeof *region);
     if (region == NULL) {
@@ -218,7 +250,18 @@ static kvb_status_t make_region(struct kvp_link_rank *rank, struct kvp_slot *slo
         status = KVB_ERR_LIMIT;
         goto err_free;
     }
-    status = kvt_region_create(rank->owner->config.regions, desc, fd, &region->memory, &why);
+    if (fstat(fd, &file) != 0) {
+        status = KVB_ERR_INVALID;
+        goto err_undo;
+    }
+    region->dev = file.st_dev;
+    region->ino = file.st_ino;
+    if (has_another_number(region, desc)) {
+        status = KVB_ERR_INVALID;
+        why = "its memory, or a part of it, was handed over as another region, too";
+    } else {
+        status = kvt_region_create(rank->owner->config.regions, desc, fd, &region->memory, &why);
+    }
     if (status != KVB_OK) {
         KVB_LOG_LIMITED(WARN, "region refused", KVB_STR("rank", rank->name),
                         KVB_U64("region", desc->number), KVB_STR("tag", desc->tag),

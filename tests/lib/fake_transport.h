@@ -16,14 +16,15 @@
 
 struct fake_transport {
     struct kvt_transport base;
-    uint32_t started;       /* so far */
-    uint32_t cancels;       /* so far */
-    kvb_status_t refuse;    /* not OK: what start answers */
-    kvb_status_t register_; /* not OK: what registering a region answers */
-    uint32_t registered;    /* so far */
-    uint32_t unregistered;  /* so far */
-    bool pins;              /* what it registers */
-    uint32_t clings;        /* so often it cannot take a registration back */
+    uint32_t started;        /* so far */
+    uint32_t cancels;        /* so far */
+    kvb_status_t refuse;     /* not OK: what start answers */
+    kvb_status_t register_;  /* not OK: what registering a region answers */
+    uint32_t registered;     /* so far */
+    uint32_t unregistered;   /* so far */
+    bool pins;               /* what it registers */
+    uint32_t register_after; /* so many are registered before register_ counts */
+    uint32_t clings;         /* so often it cannot take a registration back */
 };
 
 static inline struct fake_transport *fake_of_(struct kvt_transport *transport)
@@ -55,11 +56,13 @@ static inline kvb_status_t fake_register_(struct kvt_transport *transport,
                                           struct kvt_region *region)
 {
     struct fake_transport *fake = fake_of_(transport);
-    if (fake->register_ == KVB_OK) {
+    bool refused = fake->register_ != KVB_OK && fake->register_after == 0;
+    fake->register_after -= fake->register_ != KVB_OK && !refused;
+    if (!refused) {
         fake->registered++;
         region->pinned_bytes += fake->pins ? region->desc.len : 0;
     }
-    return fake->register_;
+    return refused ? fake->register_ : KVB_OK;
 }
 
 static inline kvb_status_t fake_unregister_(struct kvt_transport *transport,

@@ -497,7 +497,12 @@ static int fake_ibv_query_gid_ex(struct ibv_context *base, uint32_t port, uint32
 
 static int fake_ibv_fork_init(void)
 {
-    return FAILS() ? errno : 0;
+    if (FAILS()) {
+        return errno;
+    }
+    fake.base.fork_inits++;
+    fake.base.fork_status = IBV_FORK_ENABLED;
+    return 0;
 }
 
 static enum ibv_fork_status fake_ibv_is_fork_initialized(void)
@@ -706,6 +711,12 @@ static struct ibv_mr *mr_make(struct ibv_pd *base, uint64_t at, size_t len, int 
         free(mr);
         errno = error;
         return NULL;
+    }
+    if (fake.base.fork_status == IBV_FORK_ENABLED) {
+        uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+        uint64_t from = at / page * page;
+        void *here = (void *)(uintptr_t)from; // NOLINT(performance-no-int-to-ptr)
+        kvb_assert(madvise(here, (at + len + page - 1) / page * page - from, MADV_DONTFORK) == 0);
     }
     mr->access = access;
     fake.numbers += 1 + (uint32_t)below(16);

@@ -79,7 +79,9 @@ struct fake_counts {
 struct fake_verbs {
     struct sim_sched *sim;
     struct fake_device devices[FAKE_SIDES];
-    enum ibv_fork_status fork_status;
+    enum ibv_fork_status fork_status; /* once ENABLED, pages that are registered stay out of
+                                         children, for good: mappings are split */
+    uint32_t fork_inits;
     uint64_t delay_ns; /* at most, before a request runs or a message of connecting arrives */
     /* counts */
     struct fake_counts open;

@@ -341,3 +341,46 @@ Test(rdma_release, a_helper_that_is_forked_and_executed_meanwhile_does_no_harm)
     cr_assert(all(rig.node_memory.base + MIB(4), MIB(1), 'p'));
     rdma_sim_close(&rig);
 }
+
+/*
+ * B37: of a kernel that copies pinned pages at fork nothing is asked; of an older one registered
+ * pages are kept out of children, which no one takes back: the mappings must go with them.
+ */
+static void many_cycles(enum ibv_fork_status kernel, uint32_t inits)
+{
+    static struct rdma_sim rig;
+    rdma_sim_init(&rig, 1);
+    rig.fake->fork_status = kernel;
+    cr_assert_eq(rdma_sim_node(&rig), KVB_OK, "%s", rig.reason);
+    cr_assert_eq(rdma_sim_engine(&rig), KVB_OK, "%s", rig.reason);
+    cr_assert_eq(rdma_sim_peer(&rig, (struct kvt_rdma_peer_config){0}), KVB_OK);
+    cr_assert(rdma_run_until(&rig, &rig.up, BOUND_MS));
+    cr_assert_eq(rig.fake->fork_inits, inits);
+    cr_assert(rdma_sim_works(&rig, 1));
+    const struct fake_counts before = rig.fake->open;
+    uint64_t pinned = rig.fake->pinned;
+    size_t maps = test_count_maps("");
+    size_t fds = test_count_fds();
+    for (uint64_t i = 0; i < 1500; i++) {
+        struct kvt_region *region;
+        cr_assert_eq(rdma_sim_region(&rig, &region, 2, KIB(4) * (i % 7), KIB(4) * (1 + i % 16)),
+                     KVB_OK);
+        cr_assert_eq(rig.fake->pinned, pinned + KIB(4) * (1 + i % 16));
+        cr_assert_eq(rdma_sim_unregister(&rig, region, 1000, 1000), KVB_OK);
+        kvt_region_destroy(region);
+    }
+    cr_assert_leq(test_count_maps(""), maps + 2, "of malloc");
+    cr_assert_eq(test_count_fds(), fds);
+    cr_assert_eq(rig.fake->pinned, pinned);
+    cr_assert_null(fake_verbs_leak(&before));
+    cr_assert_eq(rig.fake->misuses, 0, "never unmapped before it was deregistered");
+    cr_assert(rdma_sim_works(&rig, 2));
+    rdma_sim_close(&rig);
+}
+
+Test(rdma_release, thousands_of_cycles_split_no_mapping_and_leave_nothing)
+{
+    many_cycles(IBV_FORK_UNNEEDED, 0);
+    many_cycles(IBV_FORK_ENABLED, 0);
+    many_cycles(IBV_FORK_DISABLED, 1);
+}
