@@ -42,6 +42,9 @@ static void become(pid_t parent, int fd, int log, char *const argv[],
     } else if (dup2(fd, KVE_CHILD_FD) < 0) {
         _exit(127);
     }
+    if (how->sound) {
+        unsetenv("KVPLANE_FAULT");
+    }
     if (how->netns >= 0 && setns(how->netns, CLONE_NEWNET) != 0) {
         _exit(127);
     }

@@ -31,6 +31,7 @@ struct kve_child_how {
     const char *program; /* looked for in PATH; NULL: this one */
     int netns;           /* network namespace; -1: this process's */
     const char *log;     /* file that its stderr is added to */
+    bool sound;          /* without the fault switch that this process may have */
 };
 /* argv as for execv: program, subcommand, options. IO. */
 KVB_MUST_USE kvb_status_t kve_child_start(struct kve_child *child, const char *name,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rehearse.h"
 
+#include "model/model.h"
 #include "options.h"
 
 #include "base/faults.h"
@@ -24,6 +25,10 @@ enum setting {
     SET_JSON,
     SET_FAULT,
     SET_TP,
+    SET_MODEL,
+    SET_PROMPTS,
+    SET_PROMPT_TOKENS,
+    SET_MAX_TOKENS,
     SET_CLUSTER,
     SET_HAPPENS,
     SET_SECONDS,
@@ -38,12 +43,17 @@ enum setting {
 };
 static const struct kve_option options[SET_COUNT] = {
     [SET_TRACE] = {"trace", "FILE", "generated", "requests as JSON lines"},
-    [SET_STEPS] = {"steps", "N", "12", "how many times the weights change, or nearly"},
+    [SET_STEPS] = {"steps", "N", "12, or 20", "how many times the weights change, or nearly"},
     [SET_REQUESTS] = {"requests", "N", "600", "requests over all steps"},
     [SET_SEED] = {"seed", "N", "$KVPLANE_SEED or 1", "of all that is drawn"},
     [SET_JSON] = {"json", NULL, "", "a line of JSON for each step, and one at the end"},
     [SET_FAULT] = {"fault", "NAME", "", "take a protection out and see it fail; list: which"},
-    [SET_TP] = {"tp", "N", "1", "ranks of engine A; engine B has one and shares its blocks"},
+    [SET_TP] = {"tp", "N", "1, or 2", "ranks of engine A; engine B has one and shares its blocks"},
+    [SET_MODEL] = {"model", NULL, "",
+                   "engines that compute: their outputs are a third one's, which never sleeps"},
+    [SET_PROMPTS] = {"prompts", "N", "20", "of a model: prompts of one cycle"},
+    [SET_PROMPT_TOKENS] = {"prompt-tokens", "N", "256", "of a model: the longest prompt"},
+    [SET_MAX_TOKENS] = {"max-tokens", "N", "24", "of a model: tokens of an output"},
     [SET_CLUSTER] = {"cluster", NULL, "",
                      "etcd of three, three store nodes, a daemon beside each engine"},
     [SET_HAPPENS] = {"cluster-fault", "NAME", "all",
@@ -57,6 +67,13 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_SLOW] = {"slow", "N", "1", "every bound N times as long: for a machine that is emulated"},
     [SET_HELP] = {"help", NULL, "", "this text"},
 };
+
+/* A prompt's last block is computed: it has to be less than a tenth of the prompt. The answers of
+ * prompts in flight, which nobody reads yet, have to fit into a socket. */
+#define PROMPT_TOKENS_MIN 192
+#define PROMPT_TOKENS_MAX 1024
+#define MAX_TOKENS_MAX    256
+#define PROMPTS_MAX       256
 
 volatile int kve_rehearse_stop;
 
@@ -88,6 +105,15 @@ static bool take(void *ctx, size_t i, const char *value)
         return true;
     case SET_TP:
         return kve_option_number32(value, 1, 64, &r->tp);
+    case SET_MODEL:
+        r->play = &kve_play_model;
+        return true;
+    case SET_PROMPTS:
+        return kve_option_number32(value, 1, PROMPTS_MAX, &r->prompts);
+    case SET_PROMPT_TOKENS:
+        return kve_option_number32(value, PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX, &r->prompt_tokens);
+    case SET_MAX_TOKENS:
+        return kve_option_number32(value, 1, MAX_TOKENS_MAX, &r->max_tokens);
     case SET_CLUSTER:
         r->cluster = true;
         return true;
@@ -263,6 +289,34 @@ static int choose_happening(const struct kve_rehearsal *r)
     return -1;
 }
 
+/* -1: go on; else the exit code. */
+static int choose_play(struct kve_rehearsal *r)
+{
+    bool model = r->play == &kve_play_model;
+
+    if (model && (r->cluster || r->trace_path != NULL)) {
+        fprintf(stderr, "kvplane rehearse: --model makes its own prompts, on one machine: not with "
+                        "--cluster or --trace\n");
+        return 2;
+    }
+    if (!model && (r->prompts > 0 || r->prompt_tokens > 0 || r->max_tokens > 0)) {
+        fprintf(stderr,
+                "kvplane rehearse: --prompts, --prompt-tokens and --max-tokens need --model\n");
+        return 2;
+    }
+    if (model && KVE_MODEL_LANES % (r->tp == 0 ? 1 : r->tp) != 0) {
+        fprintf(stderr, "kvplane rehearse: --tp %" PRIu32 ": the model has %d lanes\n", r->tp,
+                KVE_MODEL_LANES);
+        return 2;
+    }
+    r->steps = r->steps == 0 ? r->play->steps : r->steps;
+    r->tp = r->tp == 0 && model ? 2 : r->tp;
+    r->prompts = r->prompts == 0 ? 20 : r->prompts;
+    r->prompt_tokens = r->prompt_tokens == 0 ? 256 : r->prompt_tokens;
+    r->max_tokens = r->max_tokens == 0 ? 24 : r->max_tokens;
+    return -1;
+}
+
 /* ---- what they leave ---- */
 
 static void show_log(const struct kve_rehearsal *r, const char *name)
@@ -357,6 +411,7 @@ int kve_rehearse_main(int argc, char **argv)
         .nstores = KVE_STORES,
         .a = {.instance = "A", .weights = 1},
         .b = {.instance = "B", .weights = 1, .tracks_lineage = true},
+        .control = {.instance = "control", .weights = 1},
         .last_weights = 1,
     };
     const struct sigaction action = {.sa_handler = on_signal};
@@ -373,7 +428,8 @@ int kve_rehearse_main(int argc, char **argv)
     if (r.help) {
         printf(
             "usage: kvplane rehearse [options]\n\nPlays an RL run with two engines, on one machine "
-            "or on a cluster, and checks every byte that is read.\n\n");
+            "or on a cluster, and checks every byte that is read; or, with --model, every token "
+            "that is generated.\n\n");
         kve_options_help(options, SET_COUNT);
         return 0;
     }
@@ -381,13 +437,15 @@ int kve_rehearse_main(int argc, char **argv)
     if (code < 0) {
         code = choose_happening(&r);
     }
+    if (code < 0) {
+        code = choose_play(&r);
+    }
     if (code >= 0) {
         return code;
     }
-    if (r.steps == 0) {
-        r.steps = r.play->steps;
-    }
+    r.random = kve_mix64(r.seed + 1);
     if (r.play->prepare(&r) != KVB_OK) {
+        r.play->cleanup(&r);
         return 2;
     }
     r.rows = calloc(r.steps, sizeof *r.rows);
@@ -398,7 +456,6 @@ int kve_rehearse_main(int argc, char **argv)
         r.play->cleanup(&r);
         return 1;
     }
-    r.random = kve_mix64(r.seed + 1);
     r.progress = isatty(STDERR_FILENO) && !r.json;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);

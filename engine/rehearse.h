@@ -71,6 +71,7 @@ struct kve_process {
     const char *program; /* NULL: this one */
     bool far;            /* lives behind the link that can be cut */
     bool share;          /* holds memory of the store */
+    bool sound;          /* keeps its protections, whatever fault the others have */
     enum kve_readiness ready;
     char *argv[KVE_ARGS_MAX + 1];
     uint32_t nargs;
@@ -258,6 +259,9 @@ bool kve_side_obeys(struct kve_rehearsal *r, struct kve_side *side, json_t *comm
 bool kve_side_fingerprint(struct kve_rehearsal *r, struct kve_side *side, bool on);
 /* What an engine has counted in all its life, as its stats command says; owned by the caller. */
 bool kve_side_stats(struct kve_rehearsal *r, struct kve_side *side, json_t **stats_p);
+/* Until that many requests wait for bytes: those are what is to be run into. If none come, they do
+ * not. All that the engine was told before has begun, or waits to begin. */
+bool kve_side_await_loading(struct kve_rehearsal *r, struct kve_side *side, uint32_t wanted);
 /* It holds the weights that it should. */
 bool kve_side_check_held(struct kve_rehearsal *r, struct kve_side *side);
 

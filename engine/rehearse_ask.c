@@ -10,9 +10,10 @@
 #include <string.h>
 #include <time.h>
 
-#define RUN_MS  300000 /* bound of a run */
-#define OPEN_MS 20000  /* bound until an instance takes part again */
-#define CALL_MS 30000  /* bound of a call of the trainer's */
+#define RUN_MS        300000 /* bound of a run */
+#define OPEN_MS       20000  /* bound until an instance takes part again */
+#define CALL_MS       30000  /* bound of a call of the trainer's */
+#define LOADING_TRIES 100    /* a millisecond each */
 
 /* ---- an engine's own channel ---- */
 
@@ -79,6 +80,23 @@ bool kve_side_obeys(struct kve_rehearsal *r, struct kve_side *side, json_t *comm
 bool kve_side_fingerprint(struct kve_rehearsal *r, struct kve_side *side, bool on)
 {
     return kve_side_obeys(r, side, json_pack("{s:s,s:b}", "cmd", "fingerprint", "on", on));
+}
+
+bool kve_side_await_loading(struct kve_rehearsal *r, struct kve_side *side, uint32_t wanted)
+{
+    bool done = false;
+
+    for (int i = 0; i < LOADING_TRIES && !done; i++) {
+        struct timespec pause = {.tv_nsec = 1000000};
+        json_t *object;
+        if (!kve_side_stats(r, side, &object)) {
+            return false;
+        }
+        done = json_integer_value(json_object_get(object, "loading")) >= wanted;
+        json_decref(object);
+        nanosleep(&pause, NULL);
+    }
+    return true;
 }
 
 bool kve_side_check_held(struct kve_rehearsal *r, struct kve_side *side)

@@ -22,8 +22,9 @@
 #define NODE_MS  5000
 #define TENANT   "rehearsal"
 /* Enough for what a step promises; in fault runs so small that space is used again at once. */
-#define STORE_BYTES       (512u << 20)
-#define STORE_BYTES_FAULT (4u << 20)
+#define STORE_BYTES         (512u << 20)
+#define STORE_BYTES_FAULT   (4u << 20)
+#define STORE_BYTES_CONTROL (1u << 20) /* the least there is: nothing gets there */
 /* A name that nobody holds any more goes soon, so that its space can be seen to come back. */
 #define NAME_GRACE "1s"
 
@@ -73,8 +74,10 @@ static void clear_args(struct kve_process *process)
 bool kve_process_spawn(struct kve_rehearsal *r, struct kve_process *process)
 {
     char log[128];
-    const struct kve_child_how how = {
-        .program = process->program, .netns = process->far ? r->stage.net.far : -1, .log = log};
+    const struct kve_child_how how = {.program = process->program,
+                                      .netns = process->far ? r->stage.net.far : -1,
+                                      .log = log,
+                                      .sound = process->sound};
 
     snprintf(log, sizeof log, "%s/%s.log", r->dir, process->name);
     return kve_child_start(&process->child, process->name, process->argv, &how) == KVB_OK ||
@@ -316,8 +319,6 @@ void kve_side_engine_args(struct kve_rehearsal *r, struct kve_side *side, bool f
     arg(engine, "--socket=%s/%s.sock", r->dir, side->daemon->name);
     arg(engine, "--weights-id=%" PRIu64, side->weights);
     arg(engine, "--weights-name=v%" PRIu64, side->weights);
-    arg(engine, "--requests=%" PRIu32, r->requests);
-    arg(engine, "--seed=%" PRIu64, r->seed);
     arg(engine, "--control=%d", KVE_CHILD_FD);
     if (r->tp > 1) {
         arg(engine, "--tp=%" PRIu32, side == &r->a ? r->tp : 1);
@@ -326,13 +327,19 @@ void kve_side_engine_args(struct kve_rehearsal *r, struct kve_side *side, bool f
     if (r->fault != NULL) {
         arg(engine, "--max-running=16"); /* many at a time: most of them are held */
     }
-    arg(engine, "--block-bytes=%" PRIu32, r->block_bytes);
     if (side->tracks_lineage) {
         arg(engine, "--tracks-lineage");
     }
     if (fingerprint) {
         arg(engine, "--fingerprint");
     }
+    if (r->model != NULL) {
+        arg(engine, "--model");
+        return;
+    }
+    arg(engine, "--block-bytes=%" PRIu32, r->block_bytes);
+    arg(engine, "--requests=%" PRIu32, r->requests);
+    arg(engine, "--seed=%" PRIu64, r->seed);
     if (r->trace_path != NULL) {
         arg(engine, "--trace=%s", r->trace_path);
     }
@@ -342,7 +349,7 @@ static void add_engine(struct kve_rehearsal *r, struct kve_side *side, struct kv
 {
     side->daemon = daemon;
     side->engine = add(r, KVE_READY_ATTACHED, "engine-%s", side->instance);
-    kve_side_engine_args(r, side, false);
+    kve_side_engine_args(r, side, r->model != NULL);
 }
 
 /* ---- the stages ---- */
@@ -355,6 +362,16 @@ static void set_machine(struct kve_rehearsal *r)
     arg(daemon, "--store-bytes=%" PRIu64, store_bytes(r));
     add_engine(r, &r->a, daemon);
     add_engine(r, &r->b, daemon);
+    if (r->model != NULL) {
+        /* A version that nobody has seen change names nothing: so that they share from the first
+         * prompt on, they are started with a fingerprint. */
+        kve_side_named(&r->a, r->a.weights, KVE_NAMING_FINGERPRINT);
+        kve_side_named(&r->b, r->b.weights, KVE_NAMING_FINGERPRINT);
+        daemon = add_daemon(r, "daemon-control");
+        arg(daemon, "--store-bytes=%u", STORE_BYTES_CONTROL);
+        add_engine(r, &r->control, daemon);
+        daemon->sound = r->control.engine->sound = true;
+    }
 }
 
 static bool set_cluster(struct kve_rehearsal *r)

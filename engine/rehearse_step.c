@@ -26,7 +26,6 @@
 #define JUDGED_MAX     8  /* requests whose blocks are promised, of each side and step */
 #define HAIL           32 /* requests of a hail, of each side */
 #define HAIL_RECENT    8  /* from how far back its first half is drawn */
-#define LOADING_TRIES  100
 #define LOADING_WANTED 6
 #define WELL_MS        20000 /* bound until every node is used again */
 
@@ -314,25 +313,6 @@ static bool start_hail(struct kve_rehearsal *r, struct hail *hail, uint32_t next
             start(r, &hail->b, &r->b, draw_hail(r, next_b), false, false, false));
 }
 
-/* Until some of A's hail waits for bytes: those are what the way is to run into. If none come, they
- * do not. */
-static bool await_loading(struct kve_rehearsal *r)
-{
-    bool done = r->fault == NULL;
-
-    for (int i = 0; i < LOADING_TRIES && !done; i++) {
-        struct timespec pause = {.tv_nsec = 1000000};
-        json_t *object;
-        if (!kve_side_stats(r, &r->a, &object)) {
-            return false;
-        }
-        done = json_integer_value(json_object_get(object, "loading")) >= LOADING_WANTED;
-        json_decref(object);
-        nanosleep(&pause, NULL);
-    }
-    return true;
-}
-
 static bool end_hail(struct kve_rehearsal *r, struct hail *hail)
 {
     return finish(r, &hail->a, NULL, NULL) && finish(r, &hail->b, NULL, NULL);
@@ -383,7 +363,8 @@ static bool start_rollout(struct kve_rehearsal *r, struct rollout *rollout, uint
         return true; /* kept requests: a hail would push out what they put */
     }
     /* Each gets first what the other one put. */
-    return start_hail(r, &rollout->hail, first + na + b_done, first + a_done) && await_loading(r);
+    return start_hail(r, &rollout->hail, first + na + b_done, first + a_done) &&
+           (r->fault == NULL || kve_side_await_loading(r, &r->a, LOADING_WANTED));
 }
 
 static bool end_rollout(struct kve_rehearsal *r, struct rollout *rollout)

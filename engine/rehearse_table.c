@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rehearse.h"
+#include "rehearse_model.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -142,5 +143,110 @@ void kve_trace_table_end(const struct kve_rehearsal *r, bool ok)
             " errors=%" PRIu64 "\n",
             ok ? "ok" : "failed", r->nrows, r->requests_done, total->blocks_checked, total->hits,
             total->caught, faults, total->stale, total->torn, errors);
+    fflush(out);
+}
+
+/* ---- of a model ---- */
+
+static const char *const sources[KVE_SOURCE_COUNT] = {
+#define X(name, label) [KVE_SOURCE_##name] = label,
+    KVE_SOURCES(X)
+#undef X
+};
+
+void kve_model_table_head(const struct kve_rehearsal *r)
+{
+    if (r->json) {
+        return;
+    }
+    printf("%5s %-14s %-11s %7s %7s %7s ", "cycle", "form", "told", "outputs", "same", "tokens");
+    for (size_t i = 0; i < KVE_SOURCE_COUNT; i++) {
+        printf("%9s ", sources[i]);
+    }
+    printf("%7s %7s %9s %9s\n", "sleep", "wake", "awake", "asleep");
+}
+
+static json_t *tally_json(const struct kve_tally *tally)
+{
+    json_t *object = json_pack("{s:I,s:I,s:I,s:I}", "outputs", (json_int_t)tally->outputs,
+                               "identical", (json_int_t)tally->identical, "tokens",
+                               (json_int_t)tally->tokens, "store_blocks", (json_int_t)tally->store);
+
+    for (size_t i = 0; i < KVE_SOURCE_COUNT; i++) {
+        const struct kve_share *share = &tally->shares[i];
+        json_object_set_new(object, sources[i],
+                            json_pack("{s:I,s:I,s:I}", "prompts", (json_int_t)share->answers,
+                                      "blocks", (json_int_t)share->blocks, "from_store",
+                                      (json_int_t)share->store));
+    }
+    return object;
+}
+
+void kve_model_table_row(const struct kve_rehearsal *r, const struct kve_row *row)
+{
+    const struct kve_tally *tally = &r->model->row;
+    char sleep[32], wake[32], hits[48], asleep[32];
+
+    clear_progress(r);
+    if (r->json) {
+        json_t *object = row_json(row);
+        json_object_update_new(object, tally_json(tally));
+        print_json(object);
+        return;
+    }
+    printf("%5" PRIu32 " %-14s %-11s %7" PRIu64 " %7" PRIu64 " %7" PRIu64 " ", row->step, row->form,
+           row->naming, tally->outputs, tally->identical, tally->tokens);
+    for (size_t i = 0; i < KVE_SOURCE_COUNT; i++) {
+        const struct kve_share *share = &tally->shares[i];
+        snprintf(hits, sizeof hits, share->blocks == 0 ? "-" : "%" PRIu64 "/%" PRIu64, share->store,
+                 share->blocks);
+        printf("%9s ", hits);
+    }
+    snprintf(asleep, sizeof asleep, row->engine_rss == 0 ? "-" : "%" PRIu64, row->asleep_bytes);
+    printf("%7s %7s %9" PRIu64 " %9s\n", ms_text(row->sleep_ms, sleep), ms_text(row->wake_ms, wake),
+           row->awake_bytes, asleep);
+    fflush(stdout);
+}
+
+static double percent(uint64_t part, uint64_t whole)
+{
+    return whole == 0 ? 0 : 100 * (double)part / (double)whole;
+}
+
+void kve_model_table_end(const struct kve_rehearsal *r, bool ok)
+{
+    const struct kve_tally *total = &r->model->total;
+    const uint64_t errors = r->total.errors + r->errors;
+    FILE *out = r->json ? stderr : stdout;
+    struct kve_share all = {0};
+
+    clear_progress(r);
+    for (size_t i = 0; i < KVE_SOURCE_COUNT; i++) {
+        kve_share_add_all(&all, &total->shares[i]);
+    }
+    if (r->json) {
+        json_t *object = tally_json(total);
+        json_object_update_new(
+            object,
+            json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:s}", "result", ok ? "ok" : "failed", "cycles",
+                      (json_int_t)r->nrows, "caught", (json_int_t)r->total.caught, "stale",
+                      (json_int_t)r->total.stale, "torn", (json_int_t)r->total.torn, "errors",
+                      (json_int_t)errors, "story", r->story));
+        print_json(object);
+    }
+    if (!ok && r->story[0] != '\0') {
+        fprintf(out, "%s\n", r->story);
+    }
+    fprintf(out,
+            "rehearse: %s cycles=%" PRIu32 " prompts=%" PRIu64 " tokens=%" PRIu64
+            " identical=%" PRIu64 " store_hits=%.1f%%",
+            ok ? "ok" : "failed", r->nrows, total->outputs, total->tokens, total->identical,
+            percent(all.store, all.blocks));
+    for (size_t i = 0; i < KVE_SOURCE_COUNT; i++) {
+        fprintf(out, " %s=%.1f%%", sources[i],
+                percent(total->shares[i].store, total->shares[i].blocks));
+    }
+    fprintf(out, " caught=%" PRIu64 " stale=%" PRIu64 " torn=%" PRIu64 " errors=%" PRIu64 "\n",
+            r->total.caught, r->total.stale, r->total.torn, errors);
     fflush(out);
 }
