@@ -443,8 +443,9 @@ static void use_pool(struct cuda *cuda, const char *why)
         return;
     }
     (void)snprintf(cuda->info.pool_cause, sizeof cuda->info.pool_cause, "%s", why);
-    KVB_LOG(WARN, "GPU memory is not reached by the RDMA device: its bytes go through the pool",
-            KVB_U64("owner", cuda->config.owner), KVB_STR("reason", why));
+    KVB_LOG_LIMITED(WARN,
+                    "GPU memory is not reached by the RDMA device: its bytes go through the pool",
+                    KVB_U64("owner", cuda->config.owner), KVB_STR("reason", why));
     tell_changed(cuda);
 }
 
