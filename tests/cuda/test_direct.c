@@ -17,6 +17,7 @@
 
 #include <criterion/criterion.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 
@@ -428,11 +429,26 @@ Test(direct, bytes_go_both_ways_and_the_pool_sees_none_of_them)
     cleanup(&s);
 }
 
+static uint32_t descriptors(int pid)
+{
+    char path[64];
+    uint32_t n = 0;
+    (void)snprintf(path, sizeof path, "/proc/%d/fd", pid);
+    DIR *dir = opendir(path);
+    cr_assert_not_null(dir);
+    while (readdir(dir) != NULL) {
+        n++;
+    }
+    (void)closedir(dir);
+    return n;
+}
+
 Test(direct, sleep_gives_all_of_it_back_in_every_cycle)
 {
     static struct setup s;
     setup(&s);
     uint64_t awake = 0, asleep = 0;
+    uint32_t open = 0;
     for (uint64_t cycle = 0; cycle < 5; cycle++) {
         if (cycle == 0) {
             cr_assert_eq(hand_over(&s), KVB_OK);
@@ -450,6 +466,9 @@ Test(direct, sleep_gives_all_of_it_back_in_every_cycle)
         asleep = held;
         cr_assert_eq(held, s.asleep);
         cr_assert_eq(info(&s).starts, 1);
+        uint32_t now = descriptors(info(&s).pid);
+        cr_assert(cycle < 2 || now == open, "descriptors: %u, %u before", now, open);
+        open = now;
     }
     cleanup(&s);
 }
@@ -743,6 +762,19 @@ Test(direct, a_node_that_dies_fails_what_runs_and_is_reached_again_when_it_is_ba
     cleanup(&s);
 }
 
+Test(direct, a_node_that_is_not_there_from_the_start_is_reached_through_the_pool)
+{
+    static struct setup s;
+    setup(&s);
+    cr_assert_eq(hand_over(&s), KVB_OK);
+    tell(&s, DIRECT_CLOSE, 0, 0);
+    cr_assert(works_by_pool(&s, 1));
+    tell(&s, DIRECT_OPEN, 0, 0);
+    cr_assert(works_direct(&s, 2));
+    sleep_engine(&s);
+    cleanup(&s);
+}
+
 Test(direct, a_helper_that_is_killed_in_the_middle_gives_all_back_and_the_next_goes_on)
 {
     static struct setup s;
@@ -779,6 +811,8 @@ Test(direct, a_device_that_goes_away_leaves_the_pool_and_sleep_gives_all_back)
     sleep_engine(&s);
     cr_assert(cuda_rig_comes_to(&s.rig, s.asleep));
     wake_engine(&s);
+    cr_assert_not_null(strstr(info(&s).pool_cause, "is lost"), "%s", info(&s).pool_cause);
+    cr_assert_eq(info(&s).registrations, 0);
     cr_assert(works_by_pool(&s, 2));
     sleep_engine(&s);
     cleanup(&s);

@@ -112,6 +112,85 @@ Test(rdma_unhashed, a_lane_that_is_lost_at_any_moment_takes_its_requests_along)
     cr_assert_gt(lost, 10);
 }
 
+/* The node does not want it any more (its time is over, say): before DONE its memory is taken back
+ * with the lane; while it hashes the client is through, and hears why. */
+Test(rdma_unhashed, a_put_may_be_answered_before_it_is_hashed)
+{
+    static struct rdma_sim rig;
+    uint32_t answered = 0, taken_back = 0, ended = 0;
+    for (uint32_t steps = 1; steps < 2000 && ended == 0; steps++) {
+        struct rdma_job job;
+        rdma_sim_open(&rig, 1, unhashed);
+        kvb_log_threshold = KVB_LOG_ERROR;
+        rdma_job_init(&job, &rig, RIG_PUT, 0, MIB(4));
+        cr_assert_eq(rdma_job_start(&job), KVB_OK);
+        for (uint32_t i = 0; i < steps && !job.done; i++) {
+            rdma_step(&rig);
+        }
+        struct kvt_request *request = rig.node.receiving;
+        if (request != NULL) {
+            rig.node.running--;
+            rig.node.receiving = NULL;
+            kvt_answer(request, KVB_ERR_TIMEOUT, NULL, 0);
+            kvb_status_t status = rdma_job_wait(&job);
+            bool lost = rdma_sim_stats(&rig).disconnects > 0;
+            cr_assert_eq(status, lost ? KVB_ERR_DISCONNECTED : KVB_ERR_TIMEOUT);
+            answered += !lost;
+            taken_back += lost;
+            rdma_advance(&rig, 100); /* nothing of it is hashed any more */
+        }
+        ended += job.done && request == NULL;
+        (void)rdma_job_wait(&job);
+        rdma_sim_close(&rig);
+    }
+    cr_assert(answered > 3 && taken_back > 0, "%u, %u", answered, taken_back);
+}
+
+/* ---- a get ---- */
+
+static struct ibv_cq *received; /* the asker's first; the others are of what it sends */
+static bool held_back;
+
+static struct ibv_cq *create_cq(struct ibv_context *context, int n, void *ctx,
+                                struct ibv_comp_channel *channel, int vector)
+{
+    struct ibv_cq *cq = fake_verbs_table.ibv_create_cq(context, n, ctx, channel, vector);
+    received = received == NULL && channel != NULL ? cq : received;
+    return cq;
+}
+
+static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
+{
+    return held_back && cq != received ? 0 : fake_verbs_table.ibv_poll_cq(cq, n, wc);
+}
+
+/* DONE lets the node use the memory anew: it must not overtake the READs. */
+Test(rdma_unhashed, the_node_is_told_that_a_get_is_through_only_after_its_bytes_are_there)
+{
+    static struct rdma_sim rig;
+    struct kvt_verbs verbs = fake_verbs_table;
+    verbs.ibv_create_cq = create_cq;
+    verbs.ibv_poll_cq = poll_cq;
+    rdma_sim_init(&rig, 1);
+    rig.config[FAKE_ASKER].verbs = &verbs;
+    cr_assert_eq(rdma_sim_node(&rig), KVB_OK);
+    cr_assert_eq(rdma_sim_engine(&rig), KVB_OK);
+    cr_assert_eq(rdma_sim_peer(&rig, unhashed), KVB_OK);
+    cr_assert(rdma_run_until(&rig, &rig.up, BOUND_MS));
+    cr_assert_eq(rdma_sim_run(&rig, RIG_GET, 0, KIB(64)), KVB_OK);
+    struct rdma_job job;
+    held_back = true;
+    rdma_job_init(&job, &rig, RIG_GET, 0, KIB(64));
+    uint64_t reads = rig.fake->reads;
+    cr_assert_eq(rdma_job_start(&job), KVB_OK);
+    rdma_advance(&rig, 100);
+    cr_assert_gt(rig.fake->reads, reads, "they have run");
+    cr_assert_eq(rig.node.running, 1, "and nobody has seen it: the node waits");
+    held_back = false;
+    cr_assert_eq(rdma_job_wait(&job), KVB_OK);
+    rdma_sim_close(&rig);
+}
+
 /* What a node that knows of no such bodies must not be sent. */
 Test(rdma_unhashed, a_question_that_says_something_else_is_refused)
 {
