@@ -224,6 +224,14 @@ KVB_MUST_USE kvb_status_t kvp_fleet_request(struct kvp_fleet *fleet, const char 
                                             const struct kvp_ask *ask, const char *request_id,
                                             kvp_outcome_fn done, void *arg,
                                             uint64_t *operation_id_p);
+/* Told as the one that asked for it is, when an operation ends that has not. NOT_FOUND: there is no
+ * such, or it has ended; NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvp_fleet_await(struct kvp_fleet *fleet, uint64_t id, kvp_outcome_fn done,
+                                          void *arg);
+/* One that waits never runs; one that runs is undone, and ends CANCELED. NOT_FOUND as above;
+ * BAD_STATE: it cannot be undone any more, or is not of those that can (a pause, a sleep, a
+ * release). */
+KVB_MUST_USE kvb_status_t kvp_fleet_cancel(struct kvp_fleet *fleet, uint64_t id);
 /* done will not be called for this arg any more. */
 void kvp_fleet_forget(struct kvp_fleet *fleet, void *arg);
 

@@ -60,7 +60,7 @@ struct kvp_op {
     bool gone_awaited;    /* a rank is about to be gone; then what is left is undone */
     enum kvp_step failed; /* the step that is why */
     bool no_return;
-    bool cancel;
+    const char *cancel; /* who canceled it; NULL: nobody */
     bool leaving_begun;
     uint32_t tries;
     struct kvp_fsm before;

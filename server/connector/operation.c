@@ -228,7 +228,7 @@ static struct kvp_op *last_waiting(const struct kvp_instance *instance)
 static bool joinable(const struct kvp_op *op)
 {
     bool reset = op->ask.operation == KVP_OP_RESET || op->ask.operation == KVP_OP_TENANT_RESET;
-    return !op->internal && !op->undoing && !op->cancel && !(reset && op->leaving_begun);
+    return !op->internal && !op->undoing && op->cancel == NULL && !(reset && op->leaving_begun);
 }
 
 static bool cancelable(const struct kvp_op *op)
@@ -246,13 +246,13 @@ static void on_engine_resumed(void *arg, kvb_status_t status, const union kvp_ra
     (void)reply;
 }
 
-static void cancel(struct kvp_op *op)
+static void cancel(struct kvp_op *op, const char *who)
 {
     struct kvp_instance *instance = op->instance;
-    if (op->cancel) {
+    if (op->cancel != NULL) {
         return;
     }
-    op->cancel = true;
+    op->cancel = who;
     if (!op->in_step) {
         return;
     }
@@ -392,7 +392,7 @@ static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *a
     op->record.deadline_ns = kvp_instance_in_ms(instance, fleet->config.bounds.slot_wait_ms);
     set_timer(op, on_turn_over, op->record.deadline_ns);
     if (way == KVP_ADMIT_CANCEL) {
-        cancel(running);
+        cancel(running, "/resume");
     }
     kvb_sched_post(fleet->config.sched, &instance->pump);
     return KVB_OK;
@@ -418,6 +418,72 @@ kvb_status_t kvp_fleet_request(struct kvp_fleet *fleet, const char *name, const 
         *operation_id_p = id;
     }
     return status;
+}
+
+/* ---- one that was asked for ---- */
+
+static struct kvp_op *find_in(struct kvb_list *ops, uint64_t id)
+{
+    kvb_list_each(ops, link)
+    {
+        struct kvp_op *op = kvb_container_of(link, struct kvp_op, link);
+        if (op->record.id == id && !op->internal) {
+            return op;
+        }
+    }
+    return NULL;
+}
+
+/* One that has not ended. */
+static struct kvp_op *find_op(struct kvp_fleet *fleet, uint64_t id)
+{
+    struct kvp_op *found = find_in(&fleet->rejected, id);
+    kvb_list_each(&fleet->instances, link)
+    {
+        struct kvp_instance *instance = kvb_container_of(link, struct kvp_instance, link);
+        struct kvp_op *running = instance->running;
+        if (running != NULL && running->record.id == id && !running->internal) {
+            return running;
+        }
+        found = found != NULL ? found : find_in(&instance->waiting, id);
+        found = found != NULL ? found : find_in(&instance->beside, id);
+    }
+    return found;
+}
+
+kvb_status_t kvp_fleet_await(struct kvp_fleet *fleet, uint64_t id, kvp_outcome_fn done, void *arg)
+{
+    struct kvp_op *op = find_op(fleet, id);
+    if (op == NULL) {
+        return KVB_ERR_NOT_FOUND;
+    }
+    return add_caller(op, done, arg) ? KVB_OK : KVB_ERR_NO_MEMORY;
+}
+
+kvb_status_t kvp_fleet_cancel(struct kvp_fleet *fleet, uint64_t id)
+{
+    static const char who[] = "a request to cancel it";
+    struct kvp_op *op = find_op(fleet, id);
+    if (op == NULL) {
+        return KVB_ERR_NOT_FOUND;
+    }
+    if (op->instance != NULL && op == op->instance->running) {
+        if (!cancelable(op)) {
+            return KVB_ERR_BAD_STATE;
+        }
+        cancel(op, who);
+        return KVB_OK;
+    }
+    if (op->instance == NULL || find_in(&op->instance->waiting, id) == NULL) {
+        return KVB_ERR_BAD_STATE; /* its answer is on the way, or the engine has it */
+    }
+    struct kvp_instance *instance = op->instance;
+    unqueue(op);
+    kvb_sched_timer_clear(fleet->config.sched, &op->timer);
+    kvp_op_say(op, "canceled by %s", who);
+    reject_later(op, KVB_ERR_CANCELED);
+    kvp_instance_changed(instance);
+    return KVB_OK;
 }
 
 static void forget_in(struct kvp_op *op, const void *arg)
@@ -617,14 +683,14 @@ static void step_failed(struct kvp_op *op)
         finish(op);
         return;
     }
-    op->status = op->cancel ? KVB_ERR_CANCELED : op->step_status;
+    op->status = op->cancel != NULL ? KVB_ERR_CANCELED : op->step_status;
     if (beside(op)) {
         kvp_op_say(op, "%s", kvb_status_text(op->step_status));
         finish(op);
         return;
     }
-    if (op->cancel) {
-        kvp_op_say(op, "canceled by /resume");
+    if (op->cancel != NULL) {
+        kvp_op_say(op, "canceled by %s", op->cancel);
     }
     kvp_op_say(op, "%s failed: %s", info->label, kvb_status_text(op->step_status));
     begin_undo(op);
@@ -674,7 +740,7 @@ static void advance(struct kvp_op *op)
             }
             break;
         }
-        if (op->cancel && !op->undoing && !op->no_return && op->pos < plan->nsteps) {
+        if (op->cancel != NULL && !op->undoing && !op->no_return && op->pos < plan->nsteps) {
             op->step_status = KVB_ERR_CANCELED;
             if (op->pos > 0) {
                 op->pos--; /* the last one done: what undo begins with */

@@ -387,6 +387,7 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
     [KVP_ROUTE_get_instance] = READ(kvp_read_instance),
     [KVP_ROUTE_list_operations] = READ(kvp_read_operations),
     [KVP_ROUTE_get_operation] = READ(kvp_read_operation),
+    [KVP_ROUTE_cancel_operation] = READ(kvp_cancel_operation),
     [KVP_ROUTE_list_events] = READ(kvp_read_events),
     [KVP_ROUTE_get_cluster] = READ(kvp_read_cluster),
     [KVP_ROUTE_list_nodes] = READ(kvp_read_nodes),
@@ -447,7 +448,8 @@ void kvp_control_close(struct kvp_control *control)
             pending->request = NULL;
             kvp_inbox_reply_closed(&control->inbox, request);
         }
-        if (kvb_timer_armed(&pending->timer)) { /* nothing of it is under way */
+        if (kvb_timer_armed(&pending->timer)) { /* nothing else would end it */
+            kvp_fleet_forget(control->config.fleet, pending);
             kvp_pending_free(pending);
         }
     }

@@ -20,7 +20,7 @@ struct kvp_control {
 /* A request whose answer comes later. */
 struct kvp_pending {
     struct kvb_list link;
-    struct kvb_timer timer; /* a flush that is tried again */
+    struct kvb_timer timer; /* a flush that is tried again; who has waited long enough */
     uint64_t until_ns;      /* the last time that it is */
     struct kvp_control *control;
     struct kvp_request *request; /* NULL: replied already, or closed */
@@ -121,6 +121,7 @@ void kvp_read_instances(struct kvp_control *control, struct kvp_request *request
 void kvp_read_instance(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operations(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operation(struct kvp_control *control, struct kvp_request *request);
+void kvp_cancel_operation(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_events(struct kvp_control *control, struct kvp_request *request);
 
 /* The instance a request is about; false: replied. */

@@ -88,7 +88,8 @@
     X(GET,  "/v1/kvplane/instances",            list_instances,              READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/instances/{name}",     get_instance,                READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/operations",           list_operations,             READ,  CONTROL, SMALL, 0) \
-    X(GET,  "/v1/kvplane/operations/{id}",      get_operation,               READ,  CONTROL, SMALL, 0) \
+    X(GET,  "/v1/kvplane/operations/{id}",      get_operation,               READ,  CONTROL, SMALL, P(timeout)) \
+    X(POST, "/v1/kvplane/operations/{id}/cancel", cancel_operation,          ADMIN, CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/events",               list_events,                 READ,  STREAM,  SMALL, P(after)) \
     X(GET,  "/v1/kvplane/cluster",              get_cluster,                 READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/nodes",                list_nodes,                  READ,  CONTROL, SMALL, 0) \

@@ -294,17 +294,103 @@ static bool parse_id(const char *text, uint64_t *id_p)
     return true;
 }
 
-void kvp_read_operation(struct kvp_control *control, struct kvp_request *request)
+static bool find_operation(struct kvp_control *control, struct kvp_request *request,
+                           struct kvp_operation_record *record_p)
 {
-    struct kvp_operation_record record;
     uint64_t id;
 
     if (parse_id(request->path_arg, &id) &&
-        kvp_fleet_operation(control->config.fleet, id, &record)) {
+        kvp_fleet_operation(control->config.fleet, id, record_p)) {
+        return true;
+    }
+    kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.id",
+                            "there is no such operation, or it ended too long ago");
+    return false;
+}
+
+static void reply_operation(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_operation_record record;
+
+    if (find_operation(control, request, &record)) {
+        kvp_control_reply(control, request, 200, operation_json(control, &record), 0);
+    }
+}
+
+static void on_ended(void *arg, const struct kvp_outcome *outcome)
+{
+    struct kvp_pending *pending = arg;
+
+    (void)outcome;
+    if (pending->request != NULL) {
+        reply_operation(pending->control, pending->request);
+    }
+    kvp_pending_free(pending);
+}
+
+static void on_waited(struct kvb_timer *timer)
+{
+    struct kvp_pending *pending = kvb_container_of(timer, struct kvp_pending, timer);
+
+    kvp_fleet_forget(pending->control->config.fleet, pending);
+    reply_operation(pending->control, pending->request);
+    kvp_pending_free(pending);
+}
+
+/* With a timeout: when it has ended, or as it is by then. */
+void kvp_read_operation(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_operation_record record;
+
+    if (request->params.timeout == 0) {
+        reply_operation(control, request);
+        return;
+    }
+    if (!find_operation(control, request, &record)) {
+        return;
+    }
+    struct kvp_pending *pending = kvp_pending_create(control, request);
+    kvb_status_t status =
+        pending == NULL ? KVB_ERR_NO_MEMORY
+                        : kvp_fleet_await(control->config.fleet, record.id, on_ended, pending);
+    if (status == KVB_OK) {
+        pending->timer.fn = on_waited;
+        kvb_sched_timer_set(control->config.sched, &pending->timer,
+                            kvb_deadline_in_ms(control->config.clock, request->params.timeout));
+        return;
+    }
+    if (pending != NULL) {
+        kvp_pending_free(pending);
+    }
+    if (status == KVB_ERR_NOT_FOUND) { /* it has ended */
         kvp_control_reply(control, request, 200, operation_json(control, &record), 0);
     } else {
-        kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.id",
-                                "there is no such operation, or it ended too long ago");
+        kvp_control_reply_error(control, request, status, NULL, "out of memory; try again");
+    }
+}
+
+void kvp_cancel_operation(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_operation_record record;
+
+    if (!find_operation(control, request, &record)) {
+        return;
+    }
+    switch (kvp_fleet_cancel(control->config.fleet, record.id)) {
+    case KVB_OK:
+        kvp_control_reply(
+            control, request, 200,
+            json_pack("{s:s, s:I}", "status", "canceling", "operation_id", (json_int_t)record.id),
+            0);
+        return;
+    case KVB_ERR_NOT_FOUND:
+        kvp_control_reply_error(control, request, KVB_ERR_BAD_STATE, NULL,
+                                "the operation has ended");
+        return;
+    default:
+        kvp_control_reply_error(
+            control, request, KVB_ERR_BAD_STATE, NULL,
+            "it cannot be canceled: only pause, sleep and release can, until memory is discarded");
     }
 }
 

@@ -91,6 +91,32 @@ kvb_status_t kvp_fleet_request(struct kvp_fleet *fleet, const char *instance,
     return KVB_OK;
 }
 
+/* A call like that which started it. */
+kvb_status_t kvp_fleet_await(struct kvp_fleet *fleet, uint64_t id, kvp_outcome_fn done, void *arg)
+{
+    struct kvp_operation_record record;
+    if (!kvp_fleet_operation(fleet, id, &record) || record.finished) {
+        return KVB_ERR_NOT_FOUND;
+    }
+    struct kvp_ask ask = {.operation = record.operation};
+    return kvp_fleet_request(fleet, record.instance, &ask, "", done, arg, NULL);
+}
+
+kvb_status_t kvp_fleet_cancel(struct kvp_fleet *fleet, uint64_t id)
+{
+    (void)id;
+    return fleet->cancel_status;
+}
+
+void kvp_fleet_forget(struct kvp_fleet *fleet, void *arg)
+{
+    for (uint32_t i = 0; i < FAKE_CALLS; i++) {
+        if (fleet->calls[i].arg == arg) {
+            fleet->calls[i].open = false;
+        }
+    }
+}
+
 bool kvp_fleet_view(struct kvp_fleet *fleet, const char *instance, struct kvp_view *view_p)
 {
     if (instance == NULL && fleet->nviews != 1) {

@@ -31,6 +31,7 @@ struct kvp_fleet {
     struct fake_call calls[FAKE_CALLS]; /* in the order asked; the oldest are forgotten */
     uint32_t ncalls;
     kvb_status_t status; /* of every request */
+    kvb_status_t cancel_status;
     struct kvp_operation_record records[FAKE_RECORDS];
     uint32_t nrecords;
 };

@@ -1026,6 +1026,73 @@ Test(control, operations_are_shown_newest_first_and_one_by_one)
     }
 }
 
+Test(control, who_waits_for_an_operation_is_answered_at_its_end_or_when_the_time_is_over)
+{
+    struct asked asked;
+    struct kvp_operation_record *record = &fleet.records[fleet.nrecords++];
+    *record = (struct kvp_operation_record){
+        .id = 7, .operation = KVP_OP_SLEEP, .instance = "engine-0", .step = "drain"};
+
+    for (int ends = 0; ends < 2; ends++) {
+        record->finished = false;
+        prepare(&asked, KVP_ROUTE_get_operation, "timeout=2", NULL);
+        strcpy(asked.request.path_arg, "7");
+        go(&asked);
+        cr_assert_eq(asked.replies, 0);
+        sim_advance(&sim, 1999);
+        sim_settle(&sim);
+        cr_assert_eq(asked.replies, 0);
+        if (ends) {
+            record->finished = true;
+            fake_fleet_finish(&fleet, fake_fleet_last(&fleet), (struct kvp_outcome){0});
+        }
+        sim_advance(&sim, 2);
+        sim_settle(&sim);
+        cr_assert_eq(asked.replies, 1);
+        cr_assert_eq(asked.http_status, 200);
+        cr_expect_str_eq(json_string_value(json_object_get(asked.body, "status")),
+                         ends ? "succeeded" : "running");
+        json_decref(asked.body);
+    }
+    /* it has ended: at once; and the daemon ends while one waits */
+    prepare(&asked, KVP_ROUTE_get_operation, "timeout=2", NULL);
+    strcpy(asked.request.path_arg, "7");
+    go(&asked);
+    cr_assert_eq(asked.replies, 1);
+    json_decref(asked.body);
+    record->finished = false;
+    prepare(&asked, KVP_ROUTE_get_operation, "timeout=2", NULL);
+    strcpy(asked.request.path_arg, "7");
+    go(&asked);
+    kvp_control_close(control);
+    expect_error(&asked, 503, NULL);
+}
+
+Test(control, what_can_be_canceled_is_and_else_the_answer_says_why_not)
+{
+    static const struct {
+        const char *id;
+        kvb_status_t status;
+        unsigned http_status;
+    } cases[] = {{"7", KVB_OK, 200},
+                 {"7", KVB_ERR_BAD_STATE, 409},
+                 {"7", KVB_ERR_NOT_FOUND, 409}, /* ended meanwhile */
+                 {"8", KVB_OK, 404}};
+    fleet.records[fleet.nrecords++] =
+        (struct kvp_operation_record){.id = 7, .operation = KVP_OP_SLEEP, .instance = "engine-0"};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct asked asked;
+        fleet.cancel_status = cases[i].status;
+        prepare(&asked, KVP_ROUTE_cancel_operation, NULL, NULL);
+        strcpy(asked.request.path_arg, cases[i].id);
+        go(&asked);
+        cr_expect_eq(asked.replies, 1);
+        cr_expect_eq(asked.http_status, cases[i].http_status, "%zu", i);
+        json_decref(asked.body);
+    }
+}
+
 /* ---- tenants ---- */
 
 Test(control, tenants_are_those_with_instances_or_names)

@@ -221,6 +221,82 @@ Test(instance, resume_cancels_a_drain_and_nothing_is_unregistered)
     }
 }
 
+static void tell_end_(void *arg, const struct kvp_outcome *outcome)
+{
+    *(kvb_status_t *)arg = outcome->status;
+}
+
+Test(instance, a_drain_that_is_canceled_is_undone_and_all_who_wait_are_told)
+{
+    static const char *const words[] = {"pause wait", "sleep 1 wait", "sleep 2 wait"};
+    for (size_t i = 0; i < 2 * sizeof words / sizeof words[0]; i++) {
+        struct world w;
+        world_open(&w, 1, true);
+        if (i % 2 == 0) {
+            w.engine.busy = 1;
+        } else {
+            w.engine.ranks[0].transfers = 1;
+        }
+        struct told *drains = world_start(&w, words[i / 2]);
+        struct told *waits = world_start(&w, "wake");
+        sim_advance(&w.sim, 1000);
+        kvb_status_t end = KVB_OK;
+        cr_assert_eq(kvp_fleet_await(w.fleet, drains->operation_id, tell_end_, &end), KVB_OK);
+        cr_assert_eq(kvp_fleet_cancel(w.fleet, waits->operation_id), KVB_OK);
+        world_await(&w, waits);
+        cr_assert_eq(waits->status, KVB_ERR_CANCELED);
+        cr_assert_eq(drains->times, 0);
+        cr_assert_eq(kvp_fleet_cancel(w.fleet, drains->operation_id), KVB_OK);
+        world_await(&w, drains);
+        cr_assert_eq(drains->status, KVB_ERR_CANCELED, "%s", drains->message);
+        cr_assert_not_null(strstr(drains->message, "canceled by"));
+        cr_assert_eq(end, KVB_ERR_CANCELED);
+        cr_assert(fake_engine_serves(&w.engine));
+        cr_assert_eq(world_view(&w).registered_regions, 2);
+        cr_assert_eq(kvp_fleet_cancel(w.fleet, drains->operation_id), KVB_ERR_NOT_FOUND);
+        cr_assert_eq(kvp_fleet_await(w.fleet, drains->operation_id, tell_end_, &end),
+                     KVB_ERR_NOT_FOUND);
+        fake_engine_finish_requests(&w.engine);
+        OK(&w, words[i / 2]);
+        world_close(&w);
+    }
+}
+
+Test(instance, at_every_moment_of_a_sleep_a_cancel_undoes_it_or_is_refused_and_it_goes_on)
+{
+    bool undone = false, refused = false, over = false;
+    for (uint64_t turns = 0; !over; turns++) {
+        struct world w;
+        world_open(&w, 2, true);
+        struct told *sleep = world_start(&w, "sleep 2");
+        for (uint64_t i = 0; i < turns && sleep->times == 0; i++) {
+            sim_turn(&w.sim);
+        }
+        over = sleep->times > 0;
+        kvb_status_t status = kvp_fleet_cancel(w.fleet, sleep->operation_id);
+        world_await(&w, sleep);
+        cr_assert_eq(sleep->times, 1);
+        if (over) {
+            cr_assert_eq(status, KVB_ERR_NOT_FOUND);
+        } else if (sleep->status == KVB_OK) {
+            refused = refused || status == KVB_ERR_BAD_STATE;
+            cr_assert(world_view(&w).is_sleeping);
+            OK(&w, "wake");
+        } else {
+            cr_assert_eq(status, KVB_OK);
+            cr_assert_eq(sleep->status, KVB_ERR_CANCELED, "%s", sleep->message);
+            undone = true;
+        }
+        cr_assert_not(world_view(&w).is_sleeping && !over);
+        if (!over) {
+            cr_assert(fake_engine_serves(&w.engine));
+        }
+        world_close(&w);
+        cr_assert_lt(turns, 10000);
+    }
+    cr_assert(undone && refused);
+}
+
 /* ---- the slot ---- */
 
 Test(instance, identical_requests_share_one_answer_and_different_ones_wait_their_turn)
