@@ -77,13 +77,14 @@ check_systemd() {
 }
 
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(kubernetes prometheus grafana systemd)
+[ ${#parts[@]} -gt 0 ] || parts=(kubernetes prometheus grafana systemd docker)
 for part in "${parts[@]}"; do
     case $part in
     kubernetes) check_kubernetes ;;
     prometheus) check_prometheus ;;
     grafana) check_grafana ;;
     systemd) check_systemd ;;
+    docker) "$python" deploy/docker/replay.py check >"$work/out" 2>&1 || say docker ;;
     *) echo "check.sh: no part '$part'" >&2 && exit 2 ;;
     esac
 done

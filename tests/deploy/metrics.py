@@ -23,9 +23,14 @@ SOURCES = ("server/**/*.[ch]", "store/include/**/*.h", "transport/include/**/*.h
 
 @functools.cache
 def words():
-    """Every word of the sources that label values are made of."""
-    return {word for pattern in SOURCES for path in ROOT.glob(pattern)
-            for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    """What label values are made of: the strings of one word, and the names in the lists (`X(checksums, …)`)."""
+    found = set()
+    for path in {path for pattern in SOURCES for path in ROOT.glob(pattern)}:
+        text = path.read_text(encoding="utf-8")
+        found.update(re.findall(r'"(\w+)"', text))
+        for line in re.findall(r"^\s*X\((.*)", text, re.M):
+            found.update(re.findall(r"\w+", re.sub(r'"[^"]*"?', " ", line)))
+    return found
 
 
 def clauses(text):
