@@ -282,6 +282,10 @@ KVB_MUST_USE kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet,
  */
 void kvp_instance_rank_gone(struct kvp_instance *instance, struct kvp_rank *rank,
                             const char *reason);
+/* The process that reached the rank's memory of these tags is gone, and nothing is registered any
+ * more; the engine still has it. It is asked, later, to hand it over anew, as after an undo. */
+void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_rank *rank,
+                              const char (*tags)[KVB_NAME_MAX], uint32_t ntags);
 void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
                          const struct kvb_load *load);
 /* The space and hold id that the rank's store batches carry. Valid while the instance lives. */

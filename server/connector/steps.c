@@ -56,6 +56,25 @@ static uint32_t tag_bit(const struct kvp_instance *instance, const char *tag)
     return 0;
 }
 
+void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_rank *rank,
+                              const char (*tags)[KVB_NAME_MAX], uint32_t ntags)
+{
+    struct kvp_session_of *session = session_of(instance, rank);
+    char detail[64];
+    if (session == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < ntags; i++) {
+        session->unregistered |= tag_bit(instance, tags[i]);
+    }
+    (void)snprintf(detail, sizeof detail, "rank %u", rank->index);
+    KVB_LOG(WARN, "registered memory is lost: the engine is asked for it anew",
+            KVB_STR("instance", instance->name), KVB_U64("rank", rank->index));
+    kvp_instance_event(instance, "memory_lost", detail);
+    kvp_instance_schedule_reconcile(instance);
+    kvp_instance_changed(instance);
+}
+
 static struct kvb_tag_state *session_tag(struct kvp_session_of *session, const char *tag)
 {
     for (uint32_t i = 0; i < session->state.ntags; i++) {

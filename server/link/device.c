@@ -28,36 +28,46 @@ static void count(struct kvb_metrics *metrics, enum kvp_metric which, const char
     *shown = now;
 }
 
-static void show(void *arg)
+static void show(struct kvp_link_rank *rank, struct kvt_device_info *info)
 {
-    struct kvp_link_rank *rank = arg;
     struct kvb_metrics *metrics = rank->owner->config.metrics;
     if (metrics == NULL) {
         return;
     }
-    struct kvt_device_info info;
     char number[16];
     (void)snprintf(number, sizeof number, "%u", rank->base.index);
     const char *values[] = {rank->instance_name, number};
-    rank->device->ops->info(rank->device, &info);
-    count(metrics, KVP_M_CUDA_STARTS, values, info.starts, &rank->shown_starts);
-    count(metrics, KVP_M_CUDA_KILLS, values, info.kills, &rank->shown_kills);
-    count(metrics, KVP_M_CUDA_FAILURES, values, info.failures, &rank->shown_failures);
+    count(metrics, KVP_M_CUDA_STARTS, values, info->starts, &rank->shown_starts);
+    count(metrics, KVP_M_CUDA_KILLS, values, info->kills, &rank->shown_kills);
+    count(metrics, KVP_M_CUDA_FAILURES, values, info->failures, &rank->shown_failures);
     if (superseded(rank)) {
         return;
     }
-    kvb_series_set(kvb_series(metrics, KVP_M_CUDA_HELPERS, values), info.pid != 0);
+    kvb_series_set(kvb_series(metrics, KVP_M_CUDA_HELPERS, values), info->pid != 0);
     const struct {
         const char *what;
         uint32_t n;
     } held[] = {
-#define X(member) {#member, info.member},
+#define X(member) {#member, info->member},
         KVT_DEVICE_HOLDINGS(X)
 #undef X
     };
     for (size_t i = 0; i < sizeof held / sizeof held[0]; i++) {
         const char *of_kind[] = {rank->instance_name, number, held[i].what};
         kvb_series_set(kvb_series(metrics, KVP_M_CUDA_HELD, of_kind), held[i].n);
+    }
+}
+
+static void on_changed(void *arg)
+{
+    struct kvp_link_rank *rank = arg;
+    struct kvt_device_info info;
+    rank->device->ops->info(rank->device, &info);
+    show(rank, &info);
+    bool ended = rank->device_ran && info.pid == 0;
+    rank->device_ran = info.pid != 0;
+    if (ended && rank->connected) {
+        kvp_regions_lost(rank);
     }
 }
 
@@ -71,7 +81,7 @@ kvb_status_t kvp_rank_device_open(struct kvp_link_rank *rank, uint64_t owner,
         if (status != KVB_OK) {
             return status;
         }
-        rank->device->changed = show;
+        rank->device->changed = on_changed;
         rank->device->changed_arg = rank;
     }
     *device_p = rank->device;

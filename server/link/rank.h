@@ -94,6 +94,7 @@ struct kvp_link_rank {
     /* device.c */
     struct kvt_device *device; /* opened with the first region of such memory; NULL: none is open */
     bool device_closing;
+    bool device_ran; /* its process, when it was last looked at */
     uint32_t shown_starts, shown_kills, shown_failures; /* of it, in the metrics */
     uint32_t failures_before;                           /* the last unregister or register */
     char cause[KVT_DEVICE_CAUSE_MAX];                   /* of its failure; "": none is known */
@@ -140,6 +141,9 @@ void kvp_regions_register(struct kvp_link_rank *rank, const char (*tags)[KVB_NAM
                           uint32_t ntags, kvp_rank_done_fn done, void *arg);
 uint32_t kvp_regions_registered(const struct kvp_link_rank *rank, const char *tag,
                                 uint64_t *bytes_p);
+/* The device's process is gone, and with it what it had: that is not registered any more, and the
+ * instance hears of it. */
+void kvp_regions_lost(struct kvp_link_rank *rank);
 void kvp_regions_stop(struct kvp_link_rank *rank);
 void kvp_regions_cleanup(struct kvp_link_rank *rank); /* stopped, and every region gone */
 

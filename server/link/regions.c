@@ -838,6 +838,30 @@ void kvp_regions_init(struct kvp_link_rank *rank, const struct kvb_link_hello *h
     }
 }
 
+void kvp_regions_lost(struct kvp_link_rank *rank)
+{
+    char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
+    uint32_t ntags = 0;
+    kvb_list_each(&rank->slots, link)
+    {
+        const struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
+        struct kvp_region *region = slot->now;
+        if (region == NULL || kvt_region_desc(region->memory)->device == NULL ||
+            kvt_region_state(region->memory) != KVT_REGION_REGISTERED) {
+            continue;
+        }
+        if (!has_tag((const char(*)[KVB_NAME_MAX])tags, ntags, slot->tag)) {
+            memcpy(tags[ntags++], slot->tag, sizeof tags[0]); /* a rank has no more tags */
+        }
+        drop(region);
+    }
+    if (ntags > 0) {
+        admit(rank, (const char(*)[KVB_NAME_MAX])tags, ntags, false);
+        kvp_instance_memory_lost(rank->instance, &rank->base, (const char(*)[KVB_NAME_MAX])tags,
+                                 ntags);
+    }
+}
+
 void kvp_regions_stop(struct kvp_link_rank *rank)
 {
     forget_registering(rank);

@@ -75,6 +75,16 @@ static bool metrics_say(const char *line)
     return there;
 }
 
+/* A line of `kvplane status`. */
+static bool status_shows(const char *pattern)
+{
+    char command[512];
+    (void)snprintf(command, sizeof command,
+                   KVPLANE_PROGRAM " status --url http://127.0.0.1:%u | grep -Eq '^ +%s'",
+                   fleet.port, pattern);
+    return system(command) == 0;
+}
+
 static void the_other_works(void)
 {
     instance_moves(&fine);
@@ -114,6 +124,9 @@ Test(gpu_operators, a_lost_context_fails_that_operation_with_its_cause_and_no_ot
     cr_assert(metrics_say("kvplane_cuda_helper_kills_total{instance=\"sick\",rank=\"1\"} 1\n"));
     cr_assert(metrics_say("kvplane_cuda_helpers{instance=\"sick\",rank=\"1\"} 0\n"));
     cr_assert(metrics_say("kvplane_cuda_helpers{instance=\"fine\",rank=\"0\"} 1\n"));
+    cr_assert(status_shows("sick +1 +kv_cache discarded, weights offloaded +0 +0 B +- +0 +pool +1 "
+                           "+mem_import: CUDA_ERROR_ILLEGAL_ADDRESS"));
+    cr_assert(status_shows("fine +0 +kv_cache resident, weights resident +2 +4 MiB +[0-9]+ +"));
     the_other_works();
     POST_OK(&fleet, &sick, "/wake_up");
     cr_assert_eq(helper_figure(1, "starts"), 2);
@@ -163,6 +176,38 @@ Test(gpu_operators, a_context_lost_in_a_put_costs_that_put_and_is_shown, .timeou
     cr_assert(cuda_rig_disarm(&fleet.rig));
     check_cause(0, "stream_sync: CUDA_ERROR_ILLEGAL_ADDRESS");
     the_other_works();
+    POST_OK(&fleet, &sick, "/sleep?level=1");
+    check_memory("asleep");
+    POST_OK(&fleet, &sick, "/wake_up");
+    all_is_well();
+    cleanup();
+}
+
+static int64_t regions_of(uint32_t rank)
+{
+    json_t *view = fleet_view(&fleet, &sick);
+    const json_t *regions = json_object_get(view_rank(view, rank), "regions");
+    int64_t n = json_integer_value(json_object_get(regions, "registered"));
+    json_decref(view);
+    return n;
+}
+
+Test(gpu_operators, memory_lost_with_its_helper_is_had_again_without_anybodys_help, .timeout = 200)
+{
+    setup("20s");
+    for (uint32_t i = 1; i <= 3; i++) {
+        int helper = fleet_helper_pid(&fleet, &sick, 1);
+        unsigned taken = atomic_load(&sick.ranks[1].page->registered);
+        (void)kill(helper, SIGKILL);
+        RANKS_UNTIL(atomic_load(&sick.ranks[1].page->registered) == taken + RANK_TAGS,
+                    "both regions are handed over anew");
+        RANKS_UNTIL(regions_of(1) == RANK_TAGS, "and registered");
+        cr_assert_neq(fleet_helper_pid(&fleet, &sick, 1), helper);
+        cr_assert_eq(helper_figure(1, "starts"), 1 + i);
+        fleet_wait_attached(&fleet, &sick, true);
+        all_is_well();
+    }
+    cr_assert_eq(atomic_load(&sick.ranks[0].page->paused), 0, "nobody was stopped for that");
     POST_OK(&fleet, &sick, "/sleep?level=1");
     check_memory("asleep");
     POST_OK(&fleet, &sick, "/wake_up");

@@ -1172,6 +1172,35 @@ Test(instance, an_unregister_that_fails_leaves_everything_registered_and_serving
     world_close(&w);
 }
 
+Test(instance, memory_that_only_the_daemon_lost_is_handed_over_anew_while_the_engine_serves)
+{
+    static const char kv[1][KVB_NAME_MAX] = {"kv_cache"};
+    struct world w;
+    world_open(&w, 2, true);
+    struct fake_rank *rank = &w.engine.ranks[1];
+    struct fake_tag *tag = &rank->tags[0];
+    cr_assert_str_eq(tag->tag, "kv_cache");
+    uint64_t generation = tag->generation;
+    tag->registered = tag->handed = false;
+    kvp_instance_memory_lost(rank->instance, &rank->rank, kv, 1);
+    sim_settle(&w.sim);
+    cr_assert_not(tag->registered, "in a while");
+    sim_advance(&w.sim, 10000);
+    cr_assert(tag->registered);
+    cr_assert_gt(tag->generation, generation);
+    cr_assert(fake_engine_serves(&w.engine));
+    cr_assert(world_view(&w).ready);
+    /* Whoever sleeps before that has nothing to fear. */
+    tag->registered = tag->handed = false;
+    kvp_instance_memory_lost(rank->instance, &rank->rank, kv, 1);
+    OK(&w, "sleep 1");
+    sim_advance(&w.sim, 10000);
+    cr_assert(world_view(&w).is_sleeping);
+    OK(&w, "wake");
+    cr_assert(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
 struct seen_ranks {
     uint32_t n, attached, workers, schedulers, helpers;
     uint32_t resident, discarded, regions;

@@ -41,6 +41,7 @@ static struct {
     uint32_t gone;
     uint32_t open_calls_when_gone;
     uint32_t reports;
+    uint32_t lost_tags;
     const char *refuse;
     bool call_in_hello;
 } fleet;
@@ -105,6 +106,15 @@ void kvp_instance_rank_gone(struct kvp_instance *instance, struct kvp_rank *rank
             fleet.ranks[i] = NULL;
         }
     }
+}
+
+void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_rank *rank,
+                              const char (*tags)[KVB_NAME_MAX], uint32_t ntags)
+{
+    (void)instance;
+    (void)rank;
+    fleet.lost_tags += ntags;
+    cr_assert_str_eq(tags[0], "kv_cache");
 }
 
 void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
@@ -2471,6 +2481,34 @@ Test(link, new_memory_of_a_device_replaces_the_old_when_it_is_there)
     turn();
     cr_assert_eq(device.imported, 1);
     cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1);
+    engine_end(&engine);
+}
+
+Test(link, memory_that_went_with_its_device_is_not_registered_and_is_waited_for_anew)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 1, &memory2, "kv_cache", 0), KVB_OK);
+    device.info.pid = 9;
+    device.base.changed(device.base.changed_arg);
+    cr_assert_eq(fleet.lost_tags, 0);
+    device.info.pid = 0;
+    device.base.changed(device.base.changed_arg);
+    cr_assert_eq(fleet.lost_tags, 1);
+    turn();
+    cr_assert_eq(rank->ops->registered(rank->impl, NULL, NULL), 0);
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 2, &memory2, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(device.imported, 0, "not before the step that registers both");
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, NULL, NULL), 2);
+    cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
+    device.info.pid = 9;
+    device.base.changed(device.base.changed_arg);
+    device.info.pid = 0;
+    device.base.changed(device.base.changed_arg);
+    cr_assert_eq(fleet.lost_tags, 1, "it had nothing");
     engine_end(&engine);
 }
 
