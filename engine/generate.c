@@ -120,14 +120,10 @@ static void clear(struct kve_batch *batch)
     batch->nspans = batch->ntokens = batch->nblocks = 0;
 }
 
-/* What keeps this rank from computing with weights of this id; 0: with whatever it holds. */
-static kvb_status_t ready(const struct kve_engine *engine, uint64_t weights)
+/* What keeps this rank from computing. */
+static kvb_status_t ready(const struct kve_engine *engine)
 {
-    if (engine->kv_cache.fd < 0 || engine->weights.fd < 0) {
-        return KVB_ERR_BAD_STATE;
-    }
-    /* An update that did not stop the scheduler has come to one rank and not yet to another. */
-    return weights == 0 || kve_weights_held(engine) == weights ? KVB_OK : KVB_ERR_AGAIN;
+    return engine->kv_cache.fd >= 0 && kve_weights_held(engine) != 0 ? KVB_OK : KVB_ERR_BAD_STATE;
 }
 
 /* Hashes of this rank's parts of the batch's blocks, and those of the others. */
@@ -154,7 +150,7 @@ static kvb_status_t compute_batch(struct kve_engine *engine)
 {
     struct kve_generator *generator = engine->generator;
     struct kve_batch *batch = generator->batch;
-    kvb_status_t status = ready(engine, batch->weights);
+    kvb_status_t status = ready(engine);
     uint8_t nothing[KVE_MODEL_LANES];
 
     if (generator->gather != NULL) {
@@ -174,7 +170,6 @@ static kvb_status_t compute_on_all(struct kve_engine *engine)
     struct kve_generator *generator = engine->generator;
     kvb_status_t status = KVB_OK;
 
-    generator->batch->weights = generator->batch->nspans == 0 ? 0 : kve_weights_held(engine);
     if (generator->gather != NULL) {
         status = kve_gather_tell(generator->gather, generator->batch, size_of(generator->batch));
     }
@@ -188,7 +183,7 @@ int kve_generate_fd(const struct kve_engine *engine)
 
 static bool gone(kvb_status_t status)
 {
-    return status != KVB_OK && status != KVB_ERR_BAD_STATE && status != KVB_ERR_AGAIN;
+    return status != KVB_OK && status != KVB_ERR_BAD_STATE;
 }
 
 kvb_status_t kve_generate_follow(struct kve_engine *engine)
@@ -418,6 +413,7 @@ static void turn(struct kve_engine *engine, bool *more_p)
     const uint32_t nspans = batch->nspans;
     kvb_status_t status = nspans == 0 ? KVB_OK : compute_on_all(engine);
 
+    kvb_assert(nspans == 0 || engine->options.rank == 0); /* others follow */
     for (uint32_t i = 0; i < nspans && status == KVB_OK; i++) {
         advance(generator->of[i], batch->spans[i].n, generator->next[i]);
     }

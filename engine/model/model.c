@@ -56,7 +56,9 @@ struct kve_model {
     /* of one step */
     float x[KVE_BATCH_TOKENS][H];
     float normed[KVE_BATCH_TOKENS][H];
-    float query[KVE_BATCH_TOKENS][Q];
+    float query[KVE_BATCH_TOKENS][Q], seen[KVE_BATCH_TOKENS][Q];
+    float new_key[KVE_BATCH_TOKENS][D], new_value[KVE_BATCH_TOKENS][D];
+    float gate[KVE_BATCH_TOKENS][I], up[KVE_BATCH_TOKENS][I];
     float added[LANES * KVE_BATCH_TOKENS * H];                              /* [lane][token][H] */
     float key[KVE_MODEL_CONTEXT_BLOCKS][D][T], value[KVE_MODEL_CONTEXT][D]; /* of one sequence */
     float score[KVE_MODEL_CONTEXT];
@@ -197,17 +199,79 @@ void kve_model_fingerprint(const struct kve_model *model, const void *memory, ch
 
 /* ---- arithmetic ---- */
 
-/* out[j] += the sum over i of in[i] * m[i][j], in the order of i; both sizes multiples of 4. */
-static inline void multiply(const float *restrict in, const float *restrict m, float *restrict out,
-                            int n, int outputs)
+/* Four numbers at a time, each for itself. */
+typedef float vec __attribute__((vector_size(16)));
+typedef int32_t ivec __attribute__((vector_size(16)));
+enum { N = 4, AT_ONCE = 4 };
+
+static inline vec load(const float *from)
 {
-    for (int i = 0; i < n; i += 4) {
-        const float *row = m + (size_t)i * (size_t)outputs;
-        const float a = in[i], b = in[i + 1], c = in[i + 2], d = in[i + 3];
-        for (int j = 0; j < outputs; j++) {
-            out[j] = out[j] + a * row[j] + b * row[outputs + j] + c * row[2 * outputs + j] +
-                     d * row[3 * outputs + j];
+    vec v;
+
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static inline void store(float *to, vec v)
+{
+    memcpy(to, &v, sizeof v);
+}
+
+static inline vec all(float x)
+{
+    return (vec){x, x, x, x};
+}
+
+static inline vec choose(ivec mask, vec a, vec b)
+{
+    return (vec)(((ivec)a & mask) | ((ivec)b & ~mask));
+}
+
+/* outs[t][j] = the sum over i, in its order, of ins[t][i] * m[i][j], for 2 * N outputs from j on.
+ */
+static inline __attribute__((always_inline)) void multiply_some(const float *const *ins,
+                                                                uint32_t tokens, const float *m,
+                                                                int j, float *const *outs, int n,
+                                                                int outputs)
+{
+    vec sums[AT_ONCE][2] = {{{0}}};
+
+    for (int i = 0; i < n; i++) {
+        vec a = load(m + i * outputs + j), b = load(m + i * outputs + j + N);
+        for (uint32_t t = 0; t < tokens; t++) {
+            vec in = all(ins[t][i]);
+            sums[t][0] += in * a;
+            sums[t][1] += in * b;
         }
+    }
+    for (uint32_t t = 0; t < tokens; t++) {
+        store(outs[t] + j, sums[t][0]);
+        store(outs[t] + j + N, sums[t][1]);
+    }
+}
+
+/* outs of `tokens` rows = ins times m[n][outputs]; strides between the rows. */
+static inline __attribute__((always_inline)) void multiply(const float *in, size_t in_stride,
+                                                           const float *m, float *out,
+                                                           size_t out_stride, uint32_t tokens,
+                                                           int n, int outputs)
+{
+    for (uint32_t t = 0; t < tokens;) {
+        uint32_t some = tokens - t < AT_ONCE ? 1 : AT_ONCE;
+        const float *ins[AT_ONCE];
+        float *outs[AT_ONCE];
+        for (uint32_t k = 0; k < some; k++) {
+            ins[k] = in + (t + k) * in_stride;
+            outs[k] = out + (t + k) * out_stride;
+        }
+        for (int j = 0; j < outputs; j += 2 * N) {
+            if (some == 1) {
+                multiply_some(ins, 1, m, j, outs, n, outputs);
+            } else {
+                multiply_some(ins, AT_ONCE, m, j, outs, n, outputs);
+            }
+        }
+        t += some;
     }
 }
 
@@ -226,25 +290,23 @@ static void norm(const float x[H], const float gain[H], float out[H])
 
 /* e^x, of sums and products alone: the same bits wherever floats are IEEE's. Good to 1e-6; NaN is
  * as the least there is. */
-static inline float exponential(float x)
+static inline vec exponential(vec x)
 {
-    x = x > -87.0f ? x : -87.0f;
-    x = x < 87.0f ? x : 87.0f;
-    float n = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to a whole number */
-    n -= 12582912.0f;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.98756915e-4f;
+    const vec least = all(-87), most = all(87), round = all(12582912); /* 1.5 * 2^23 */
+
+    x = choose(x > least, x, least);
+    x = choose(x < most, x, most);
+    vec n = x * 1.44269504f + round;
+    n -= round;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = all(1.98756915e-4f);
     p = p * r + 1.39819995e-3f;
     p = p * r + 8.33345190e-3f;
     p = p * r + 4.16657959e-2f;
     p = p * r + 1.66666655e-1f;
     p = p * r + 5.00000012e-1f;
     p = p * r * r + r + 1;
-    union {
-        int32_t bits;
-        float value;
-    } power = {.bits = ((int32_t)n + 127) << 23};
-    return p * power.value;
+    return p * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
 }
 
 static inline uint16_t to_bf16(float value)
@@ -296,33 +358,31 @@ static void project(struct kve_model *model, const struct lane_layer *layer, uin
                     uint32_t l, void *kv, const struct kve_batch *batch,
                     const struct kve_span *span)
 {
+    const float *in = model->normed[span->token_at];
+
+    multiply(in, H, layer->q[0], model->query[span->token_at], Q, span->n, H, Q);
+    multiply(in, H, layer->k[0], model->new_key[0], D, span->n, H, D);
+    multiply(in, H, layer->v[0], model->new_value[0], D, span->n, H, D);
     for (uint32_t i = 0; i < span->n; i++) {
         uint32_t position = span->first + i, at = position % T;
         uint32_t block = batch->blocks[span->block_at + position / T];
-        const float *in = model->normed[span->token_at + i];
-        float *query = model->query[span->token_at + i];
-        float key[D] = {0}, value[D] = {0};
-
-        memset(query, 0, Q * sizeof *query);
-        multiply(in, layer->q[0], query, H, Q);
-        multiply(in, layer->k[0], key, H, D);
-        multiply(in, layer->v[0], value, H, D);
-        for (int head = 0; head < KVE_MODEL_HEADS; head++) {
-            rotate(model, position, query + head * D);
-        }
-        rotate(model, position, key);
         uint16_t *keys = keys_at(model, kv, block, lane, l);
         uint16_t *values = values_at(model, kv, block, lane, l);
-        for (int d = 0; d < D; d++) {
-            keys[d * T + (int)at] = to_bf16(key[d]);
-            values[(int)at * D + d] = to_bf16(value[d]);
+
+        for (int head = 0; head < KVE_MODEL_HEADS; head++) {
+            rotate(model, position, model->query[span->token_at + i] + head * D);
+        }
+        rotate(model, position, model->new_key[i]);
+        for (uint32_t d = 0; d < D; d++) {
+            keys[d * T + at] = to_bf16(model->new_key[i][d]);
+            values[at * D + d] = to_bf16(model->new_value[i][d]);
         }
     }
 }
 
 /* Reads what the span attends to out of its blocks. */
-static void load(struct kve_model *model, uint32_t lane, uint32_t layer, void *kv,
-                 const struct kve_batch *batch, const struct kve_span *span)
+static void read_blocks(struct kve_model *model, uint32_t lane, uint32_t layer, void *kv,
+                        const struct kve_batch *batch, const struct kve_span *span)
 {
     uint32_t blocks = (span->first + span->n - 1) / T + 1;
 
@@ -342,44 +402,53 @@ static void load(struct kve_model *model, uint32_t lane, uint32_t layer, void *k
 static void attend(struct kve_model *model, const float query[D], uint32_t position, float out[D])
 {
     uint32_t n = position + 1, blocks = position / T + 1;
-    float *restrict score = model->score;
-    float most = -INFINITY, sums[T] = {0}, sum = 0;
+    float *score = model->score, most = -INFINITY, sum = 0;
+    vec peaks = all(-INFINITY), sums[T / N] = {{0}}, seen[D / N] = {{0}};
     const float scale = 1 / sqrtf(D);
 
     for (uint32_t b = 0; b < blocks; b++) {
-        float part[T] = {0};
-        multiply(query, model->key[b][0], part, D, T);
-        for (int i = 0; i < T; i++) {
-            score[b * T + (uint32_t)i] = part[i] * scale;
+        vec part[T / N] = {{0}};
+        for (int d = 0; d < D; d++) {
+            for (int i = 0; i < T / N; i++) {
+                part[i] += query[d] * load(model->key[b][d] + i * N);
+            }
+        }
+        for (int i = 0; i < T / N; i++) {
+            store(score + b * T + i * N, part[i] * scale);
         }
     }
-    for (uint32_t i = 0; i < n; i++) {
-        most = score[i] > most ? score[i] : most;
+    for (uint32_t i = n; i < blocks * T; i++) {
+        score[i] = -INFINITY; /* no token yet */
     }
-    for (uint32_t i = 0; i < n; i++) {
-        score[i] = exponential(score[i] - most);
+    for (uint32_t i = 0; i < blocks * T; i += N) {
+        vec here = load(score + i);
+        peaks = choose(here > peaks, here, peaks);
+    }
+    for (int i = 0; i < N; i++) {
+        most = peaks[i] > most ? peaks[i] : most;
+    }
+    for (uint32_t i = 0; i < blocks * T; i += N) {
+        store(score + i, exponential(load(score + i) - most));
     }
     for (uint32_t i = n; i < blocks * T; i++) {
         score[i] = 0;
     }
     /* by place in the block, then over the places */
     for (uint32_t b = 0; b < blocks; b++) {
-        for (int i = 0; i < T; i++) {
-            sums[i] += score[b * T + (uint32_t)i];
+        for (int i = 0; i < T / N; i++) {
+            sums[i] += load(score + b * T + i * N);
         }
     }
     for (int i = 0; i < T; i++) {
-        sum += sums[i];
+        sum += sums[i / N][i % N];
     }
-    float seen[D] = {0};
     for (uint32_t i = 0; i < n; i++) {
-        const float *value = model->value[i];
-        for (int d = 0; d < D; d++) {
-            seen[d] += score[i] * value[d];
+        for (int d = 0; d < D / N; d++) {
+            seen[d] += score[i] * load(model->value[i] + d * N);
         }
     }
-    for (int d = 0; d < D; d++) {
-        out[d] = seen[d] / sum;
+    for (int d = 0; d < D / N; d++) {
+        store(out + d * N, seen[d] / sum);
     }
 }
 
@@ -395,35 +464,32 @@ static void attention_of_lane(struct kve_model *model, const struct lane_layer *
     for (uint32_t s = 0; s < batch->nspans; s++) {
         const struct kve_span *span = &batch->spans[s];
         project(model, layer, lane, l, kv, batch, span);
-        load(model, lane, l, kv, batch, span);
+        read_blocks(model, lane, l, kv, batch, span);
         for (uint32_t i = 0; i < span->n; i++) {
             uint32_t token = span->token_at + i;
-            float *out = added_at(model, batch, model->lane + lane, token);
-            float seen[Q];
             for (int head = 0; head < KVE_MODEL_HEADS; head++) {
-                attend(model, model->query[token] + head * D, span->first + i, seen + head * D);
+                attend(model, model->query[token] + head * D, span->first + i,
+                       model->seen[token] + head * D);
             }
-            memset(out, 0, H * sizeof *out);
-            multiply(seen, layer->o[0], out, Q, H);
         }
     }
+    multiply(model->seen[0], Q, layer->o[0], added_at(model, batch, model->lane + lane, 0), H,
+             batch->ntokens, Q, H);
 }
 
 static void inner_of_lane(struct kve_model *model, const struct lane_layer *layer, uint32_t lane,
                           const struct kve_batch *batch)
 {
+    multiply(model->normed[0], H, layer->gate[0], model->gate[0], I, batch->ntokens, H, I);
+    multiply(model->normed[0], H, layer->up[0], model->up[0], I, batch->ntokens, H, I);
     for (uint32_t token = 0; token < batch->ntokens; token++) {
-        float *out = added_at(model, batch, model->lane + lane, token);
-        float gate[I] = {0}, up[I] = {0};
-
-        multiply(model->normed[token], layer->gate[0], gate, H, I);
-        multiply(model->normed[token], layer->up[0], up, H, I);
-        for (int i = 0; i < I; i++) {
-            up[i] *= gate[i] / (1 + exponential(-gate[i]));
+        for (int i = 0; i < I; i += N) {
+            vec gate = load(model->gate[token] + i), up = load(model->up[token] + i);
+            store(model->up[token] + i, up * (gate / (1 + exponential(-gate))));
         }
-        memset(out, 0, H * sizeof *out);
-        multiply(up, layer->down[0], out, I, H);
     }
+    multiply(model->up[0], I, layer->down[0], added_at(model, batch, model->lane + lane, 0), H,
+             batch->ntokens, I, H);
 }
 
 /* ---- a step ---- */
@@ -456,13 +522,12 @@ static kvb_status_t add_up(struct kve_model *model, const struct kve_batch *batc
 
 static uint16_t greedy(const struct weights *weights, const float x[H], float logits[V])
 {
-    float last[H], turned[H] = {0};
+    float last[H], turned[H];
     uint16_t best = 0;
 
-    memset(logits, 0, V * sizeof logits[0]);
     norm(x, weights->shared.last_norm, last);
-    multiply(last, weights->shared.turn[0], turned, H, H);
-    multiply(turned, weights->shared.embed[0], logits, H, V);
+    multiply(last, H, weights->shared.turn[0], turned, H, 1, H, H);
+    multiply(turned, H, weights->shared.embed[0], logits, V, 1, H, V);
     for (uint16_t i = 1; i < V; i++) {
         best = logits[i] > logits[best] ? i : best;
     }

@@ -52,7 +52,6 @@ enum {
     KVE_BATCH_BLOCKS = KVE_BATCH_SPANS * KVE_MODEL_CONTEXT_BLOCKS,
 };
 struct kve_batch {
-    uint64_t weights; /* id of those that it is computed with */
     uint32_t nspans, ntokens, nblocks;
     struct kve_span spans[KVE_BATCH_SPANS];
     uint16_t tokens[KVE_BATCH_TOKENS];

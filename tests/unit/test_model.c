@@ -390,3 +390,40 @@ Test(model, a_rank_that_is_gone_ends_the_step)
     cr_assert_eq(many.rank[0].status, KVB_ERR_DISCONNECTED);
     close_ranks(&many);
 }
+
+struct said {
+    struct kve_gather *gather;
+    kvb_status_t mine, got;
+    unsigned char all[4 * 1024];
+};
+static void *say(void *arg)
+{
+    struct said *said = arg;
+
+    memset(said->all + said->gather->rank * 1024, (int)said->gather->rank + 1, 1024);
+    said->got = kve_gather_all(said->gather, said->mine, said->all, 1024);
+    return NULL;
+}
+
+Test(model, what_one_rank_cannot_do_all_ranks_know)
+{
+    static struct said said[4];
+    pthread_t threads[4];
+
+    open_ranks(&many, 4, 1);
+    for (uint32_t cannot = 0; cannot <= 4; cannot++) { /* 4: nobody */
+        for (uint32_t i = 0; i < 4; i++) {
+            said[i] = (struct said){.gather = &many.rank[i].gather,
+                                    .mine = i == cannot ? KVB_ERR_BAD_STATE : KVB_OK};
+            cr_assert_eq(pthread_create(&threads[i], NULL, say, &said[i]), 0);
+        }
+        for (uint32_t i = 0; i < 4; i++) {
+            pthread_join(threads[i], NULL);
+            cr_assert_eq(said[i].got, cannot < 4 ? KVB_ERR_BAD_STATE : KVB_OK);
+            for (int k = 0; k < 4 * 1024; k++) {
+                cr_assert_eq(said[i].all[k], k / 1024 + 1);
+            }
+        }
+    }
+    close_ranks(&many);
+}
