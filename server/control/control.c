@@ -56,14 +56,14 @@ struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_r
     return pending;
 }
 
-static void reply_failure(struct kvp_pending *pending, const struct kvp_outcome *outcome)
+json_t *kvp_failure_body(const struct kvp_pending *pending, const struct kvp_outcome *outcome)
 {
-    struct kvp_request *request = pending->request;
+    const struct kvp_request *request = pending->request;
     unsigned http_status = kvp_error_http(outcome->status);
     const char *param = NULL;
 
     if (outcome->status == KVB_ERR_NOT_FOUND ||
-        (outcome->status == KVB_ERR_INVALID && request->instance[0] == '\0' &&
+        (outcome->status == KVB_ERR_INVALID && request != NULL && request->instance[0] == '\0' &&
          kvp_fleet_count(pending->control->config.fleet) > 1)) {
         param = "query.instance";
     }
@@ -79,8 +79,13 @@ static void reply_failure(struct kvp_pending *pending, const struct kvp_outcome 
         (void)json_object_set_new(body, "success", json_false());
         kvp_json_set_text(body, "message", kvp_outcome_message(outcome));
     }
-    kvp_control_reply(pending->control, request, http_status, body,
-                      kvp_error_retry_s(outcome->status));
+    return body;
+}
+
+static void reply_failure(struct kvp_pending *pending, const struct kvp_outcome *outcome)
+{
+    kvp_control_reply(pending->control, pending->request, kvp_error_http(outcome->status),
+                      kvp_failure_body(pending, outcome), kvp_error_retry_s(outcome->status));
 }
 
 /* The request itself was at fault, rather than the operation. */
@@ -249,6 +254,10 @@ void kvp_control_start(struct kvp_control *control, struct kvp_request *request)
     pending->body = request->body;
     pending->until_ns = kvb_deadline_in_ms(control->config.clock, request->params.timeout);
     request->body = NULL;
+    if (strcmp(request->instance, KVP_EVERY_INSTANCE) == 0) {
+        kvp_fan_start(pending);
+        return;
+    }
     kvb_status_t status = ask_fleet(pending, &operation_id);
     if (status != KVB_OK) {
         kvp_pending_free(pending);
@@ -439,6 +448,7 @@ void kvp_control_run(struct kvp_control *control)
 
 void kvp_control_close(struct kvp_control *control)
 {
+    control->closing = true;
     kvp_inbox_close(&control->inbox);
     kvb_list_each(&control->pendings, link)
     {

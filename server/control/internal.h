@@ -15,6 +15,7 @@ struct kvp_control {
     struct kvp_inbox inbox;
     struct kvb_list pendings;  /* loop thread */
     struct kvb_list questions; /* loop thread: of objects */
+    bool closing;
 };
 
 /* A request whose answer comes later. */
@@ -58,11 +59,18 @@ void kvp_control_reply(struct kvp_control *control, struct kvp_request *request,
                        unsigned http_status, json_t *body, unsigned retry_after_s);
 void kvp_control_reply_error(struct kvp_control *control, struct kvp_request *request,
                              kvb_status_t status, const char *param, const char *message);
+/* What a failed operation is answered with. NULL: out of memory. */
+json_t *kvp_failure_body(const struct kvp_pending *pending, const struct kvp_outcome *outcome);
 /* Asks the fleet what the route's action says; the answer comes by itself. */
 void kvp_control_start(struct kvp_control *control, struct kvp_request *request);
 /* NULL: out of memory. */
 struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_request *request);
 void kvp_pending_free(struct kvp_pending *pending);
+
+/* ---- fan.c ---- */
+
+/* Takes pending, filled: what it asks is asked of every instance. */
+void kvp_fan_start(struct kvp_pending *pending);
 
 /* ---- asks.c: NULL, or what is wrong, then *param_p says what it is about ---- */
 

@@ -2,6 +2,7 @@
 #include "control/routes.h"
 
 #define INSTANCE KVP_TAKES_INSTANCE
+#define FLEET    (INSTANCE | P(all_or_nothing))
 #define P(name)  (1u << KVP_PARAM_##name)
 #define OBJECT   (P(tenant) | P(layout) | P(lineage) | P(key) | P(group) | P(part))
 

@@ -17,26 +17,26 @@
     X(GET,  "/openapi.yaml",                    openapi,                     READ,  PROBE,   SMALL, 0) \
     X(GET,  "/is_paused",                       is_paused,                   READ,  PROBE,   SMALL, INSTANCE) \
     X(GET,  "/is_sleeping",                     is_sleeping,                 READ,  PROBE,   SMALL, INSTANCE) \
-    X(POST, "/pause",                           pause,                       ADMIN, CONTROL, SMALL, INSTANCE | P(mode) | P(clear_cache) | P(wait_for_inflight_requests) | P(reset_external)) \
-    X(POST, "/resume",                          resume,                      ADMIN, CONTROL, SMALL, INSTANCE) \
-    X(POST, "/sleep",                           sleep,                       ADMIN, CONTROL, SMALL, INSTANCE | P(level) | P(mode) | P(reset_external)) \
-    X(POST, "/wake_up",                         wake_up,                     ADMIN, CONTROL, SMALL, INSTANCE | P(tags) | P(weight_version)) \
-    X(POST, "/release_kv_cache_memory",         release_kv_cache_memory,     ADMIN, CONTROL, SMALL, INSTANCE | P(reset_external)) \
-    X(POST, "/reset_prefix_cache",              reset_prefix_cache,          ADMIN, CONTROL, SMALL, INSTANCE | P(reset_running_requests) | P(reset_external) | P(strict)) \
+    X(POST, "/pause",                           pause,                       ADMIN, CONTROL, SMALL, FLEET | P(mode) | P(clear_cache) | P(wait_for_inflight_requests) | P(reset_external)) \
+    X(POST, "/resume",                          resume,                      ADMIN, CONTROL, SMALL, FLEET) \
+    X(POST, "/sleep",                           sleep,                       ADMIN, CONTROL, SMALL, FLEET | P(level) | P(mode) | P(reset_external)) \
+    X(POST, "/wake_up",                         wake_up,                     ADMIN, CONTROL, SMALL, FLEET | P(tags) | P(weight_version)) \
+    X(POST, "/release_kv_cache_memory",         release_kv_cache_memory,     ADMIN, CONTROL, SMALL, FLEET | P(reset_external)) \
+    X(POST, "/reset_prefix_cache",              reset_prefix_cache,          ADMIN, CONTROL, SMALL, FLEET | P(reset_running_requests) | P(reset_external) | P(strict)) \
     X(POST, "/init_weight_transfer_engine",     init_weight_transfer_engine, ADMIN, CONTROL, RELAY, INSTANCE) \
-    X(POST, "/start_weight_update",             start_weight_update,         ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
-    X(POST, "/update_weights",                  update_weights,              ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
-    X(POST, "/finish_weight_update",            finish_weight_update,        ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
-    X(POST, "/update_weight_version",           update_weight_version,       ADMIN, CONTROL, SMALL, INSTANCE | P(new_version)) \
+    X(POST, "/start_weight_update",             start_weight_update,         ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
+    X(POST, "/update_weights",                  update_weights,              ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
+    X(POST, "/finish_weight_update",            finish_weight_update,        ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
+    X(POST, "/update_weight_version",           update_weight_version,       ADMIN, CONTROL, SMALL, FLEET | P(new_version)) \
     X(GET,  "/weight_info",                     weight_info,                 READ,  CONTROL, SMALL, INSTANCE) \
-    X(POST, "/collective_rpc",                  collective_rpc,              ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
+    X(POST, "/collective_rpc",                  collective_rpc,              ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
     X(GET,  "/get_world_size",                  get_world_size,              READ,  CONTROL, SMALL, INSTANCE) \
     /* vLLM, beside those above */ \
     X(POST, "/start_draft_weight_update",       start_draft_weight_update,   ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
     X(POST, "/weight_checker",                  weight_checker,              ADMIN, CONTROL, RELAY, INSTANCE) \
-    X(POST, "/abort_requests",                  abort_requests,              ADMIN, CONTROL, SMALL, INSTANCE) \
-    X(POST, "/reset_mm_cache",                  reset_mm_cache,              ADMIN, CONTROL, SMALL, INSTANCE) \
-    X(POST, "/reset_encoder_cache",             reset_encoder_cache,         ADMIN, CONTROL, SMALL, INSTANCE) \
+    X(POST, "/abort_requests",                  abort_requests,              ADMIN, CONTROL, SMALL, FLEET) \
+    X(POST, "/reset_mm_cache",                  reset_mm_cache,              ADMIN, CONTROL, SMALL, FLEET) \
+    X(POST, "/reset_encoder_cache",             reset_encoder_cache,         ADMIN, CONTROL, SMALL, FLEET) \
     X(POST, "/v1/load_lora_adapter",            load_lora_adapter,           ADMIN, CONTROL, SMALL, INSTANCE) \
     X(POST, "/v1/unload_lora_adapter",          unload_lora_adapter,         ADMIN, CONTROL, SMALL, INSTANCE) \
     X(GET,  "/v1/models",                       list_models,                 READ,  PROBE,   SMALL, 0) \

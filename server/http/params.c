@@ -395,7 +395,9 @@ static kvb_status_t read_query(uint32_t wanted, const char *query, struct kvp_pa
         } else if (last[which] != begin) {
             continue;
         } else {
-            wrong = kvb_name_valid(pair.value)
+            bool every = (wanted & (1u << KVP_PARAM_all_or_nothing)) != 0 &&
+                         strcmp(pair.value, KVP_EVERY_INSTANCE) == 0;
+            wrong = every || kvb_name_valid(pair.value)
                         ? NULL
                         : "must be a name: 1 to 63 characters of A-Z a-z 0-9 . _ -";
             if (wrong == NULL) {

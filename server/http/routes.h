@@ -93,6 +93,7 @@ const char *kvp_route_allow(const struct kvp_route_table *table, const struct kv
     X(wait_for_inflight_requests, BOOL) /* old vLLM: true means mode=wait */                       \
     X(reset_external, BOOL)                                                                        \
     X(reset_running_requests, BOOL)                                                                \
+    X(all_or_nothing, BOOL) /* of ?instance=* */                                                   \
     X(strict, BOOL)                                                                                \
     X(weight_version, TEXT)                                                                        \
     X(new_version, TEXT)                                                                           \
@@ -118,6 +119,7 @@ enum kvp_param {
 };
 
 #define KVP_TAKES_INSTANCE (1u << KVP_PARAM_COUNT) /* ?instance=NAME, from the query only */
+#define KVP_EVERY_INSTANCE "*"                     /* as NAME: of operations alone */
 
 struct kvp_params {
     uint32_t given; /* bit 1 << KVP_PARAM_x: present and not null */
@@ -127,6 +129,7 @@ struct kvp_params {
     bool wait_for_inflight_requests;
     bool reset_external;
     bool reset_running_requests;
+    bool all_or_nothing;
     bool strict;
     char weight_version[KVB_WEIGHTS_NAME_MAX];
     char new_version[KVB_WEIGHTS_NAME_MAX];

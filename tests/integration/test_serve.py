@@ -226,6 +226,30 @@ class Serve(harness.Case):
         self.clean(engine, daemon)
         self.assertEqual(run("status").returncode, 3)
 
+    def test_a_fleet_sleeps_as_one_or_not_at_all(self):
+        daemon = self.daemon()
+        engines = [self.engine(daemon, name) for name in "abc"]
+        engines.append(self.engine(daemon, "d", "--misbehave", "release-refuse:1"))
+        for level in (1, 2):
+            if level == 1:
+                code, answer = daemon.post(f"/sleep?instance=*&level={level}")
+                self.assertNotEqual(code, 200, answer)
+                self.assertEqual([answer["instances"][name]["undone"] for name in "abc"], [True] * 3)
+                for name in "abcd":
+                    self.assertTrue(daemon.instance(name)["ready"], name)
+                    counts = engines["abcd".index(name)].run(0, 4)
+                    self.assertEqual((counts["stale"], counts["torn"], counts["errors"]), (0, 0, 0))
+            answer = daemon.ok(f"/sleep?instance=*&level={level}")
+            self.assertTrue(answer["success"])
+            for name in "abcd":
+                self.assertEqual(answer["instances"][name]["level"], level)
+                self.assertTrue(daemon.instance(name)["is_sleeping"])
+            self.assertTrue(daemon.ok("/wake_up?instance=*")["success"])
+        daemon.ok("/collective_rpc?instance=*", {"method": "reload_weights"})
+        for engine in engines:
+            counts = engine.run(0, 4)
+            self.assertEqual((counts["stale"], counts["torn"], counts["errors"]), (0, 0, 0))
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -219,6 +219,156 @@ Test(control, every_operation_route_asks_for_its_operation)
     }
 }
 
+/* ---- ?instance=* ---- */
+
+/* The open call of that instance. */
+static struct fake_call *open_call(const char *instance)
+{
+    for (uint32_t i = fleet.ncalls; i > 0; i--) {
+        struct fake_call *call = &fleet.calls[(i - 1) % FAKE_CALLS];
+        if (call->open && strcmp(call->instance, instance) == 0) {
+            return call;
+        }
+    }
+    return NULL;
+}
+
+static void end_call(const char *instance, struct kvp_outcome outcome)
+{
+    struct fake_call *call = open_call(instance);
+    cr_assert_not_null(call, "%s was not asked", instance);
+    fake_fleet_finish(&fleet, call, outcome);
+}
+
+static void ask_every(struct asked *asked, enum kvp_route_id route, const char *query)
+{
+    if (fleet.nviews == 1) {
+        fake_fleet_add(&fleet, "engine-1");
+        fake_fleet_add(&fleet, "engine-2");
+    }
+    prepare(asked, route, query, NULL);
+    cr_assert_str_eq(asked->request.instance, "*");
+    go(asked);
+}
+
+static const json_t *of_instance(const struct asked *asked, const char *instance, const char *name)
+{
+    return json_object_get(json_object_get(json_object_get(asked->body, "instances"), instance),
+                           name);
+}
+
+Test(control, every_instance_is_asked_and_the_answer_has_each)
+{
+    struct asked asked;
+    ask_every(&asked, KVP_ROUTE_reset_prefix_cache, "instance=*&reset_external=true");
+    for (uint32_t i = 0; i < 3; i++) {
+        cr_expect_eq(open_call(fleet.views[i].instance)->ask.reset_external, KVP_YES);
+    }
+    end_call("engine-1", (struct kvp_outcome){.status = KVB_ERR_BUSY, .message = "held"});
+    end_call("engine-0", (struct kvp_outcome){.local_done = true});
+    cr_assert_eq(asked.replies, 0);
+    end_call("engine-2", (struct kvp_outcome){.local_done = true});
+    cr_assert_eq(asked.http_status, 200); /* wherever it could be done */
+    cr_expect(json_is_false(json_object_get(asked.body, "success")));
+    cr_expect(json_is_true(of_instance(&asked, "engine-0", "success")));
+    cr_expect(json_is_false(of_instance(&asked, "engine-1", "success")));
+    cr_expect(json_is_true(of_instance(&asked, "engine-2", "success")));
+    json_decref(asked.body);
+
+    ask_every(&asked, KVP_ROUTE_wake_up, "instance=*&tags=weights");
+    for (uint32_t i = 0; i < 3; i++) {
+        end_call(fleet.views[i].instance, (struct kvp_outcome){0});
+    }
+    cr_assert_eq(asked.http_status, 200);
+    cr_expect(json_is_true(json_object_get(asked.body, "success")));
+    cr_expect_str_eq(json_string_value(of_instance(&asked, "engine-2", "status")), "awake");
+    json_decref(asked.body);
+}
+
+Test(control, all_sleep_or_none_does)
+{
+    struct asked asked;
+    /* level 2 is reached in two steps, of which the first can be undone */
+    ask_every(&asked, KVP_ROUTE_sleep, "instance=*&level=2");
+    for (uint32_t phase = 1; phase <= 2; phase++) {
+        for (uint32_t i = 0; i < 3; i++) {
+            cr_assert_eq(asked.replies, 0);
+            cr_expect_eq(open_call(fleet.views[i].instance)->ask.level, phase);
+            end_call(fleet.views[i].instance, (struct kvp_outcome){0});
+        }
+    }
+    cr_assert_eq(asked.http_status, 200);
+    cr_expect_eq(json_integer_value(of_instance(&asked, "engine-1", "level")), 2);
+    json_decref(asked.body);
+
+    /* one fails: those that did it wake, the one that slept already does not */
+    ask_every(&asked, KVP_ROUTE_sleep, "instance=*&level=2");
+    end_call("engine-0", (struct kvp_outcome){0});
+    end_call("engine-2", (struct kvp_outcome){.nothing_to_do = true});
+    end_call("engine-1", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "slow"});
+    cr_assert_eq(asked.replies, 0);
+    cr_expect_null(open_call("engine-1"));
+    cr_expect_null(open_call("engine-2"));
+    struct fake_call *undo = open_call("engine-0");
+    cr_expect_eq(undo->ask.operation, KVP_OP_WAKE);
+    cr_expect(undo->ask.keep_pause); /* paused before: paused again */
+    end_call("engine-0", (struct kvp_outcome){0});
+    cr_expect(json_is_true(of_instance(&asked, "engine-0", "undone")));
+    cr_expect_null(of_instance(&asked, "engine-2", "undone"));
+    cr_expect_str_eq(error_text(&asked, "message"), "engine-1: slow");
+    expect_error(&asked, 503, NULL);
+
+    /* the undoing fails, and says so */
+    ask_every(&asked, KVP_ROUTE_pause, "instance=*");
+    end_call("engine-0", (struct kvp_outcome){.status = KVB_ERR_BUSY});
+    end_call("engine-1", (struct kvp_outcome){0});
+    end_call("engine-2", (struct kvp_outcome){0});
+    cr_expect_eq(open_call("engine-1")->ask.operation, KVP_OP_RESUME);
+    end_call("engine-1", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "gone"});
+    end_call("engine-2", (struct kvp_outcome){0});
+    cr_expect(json_is_false(of_instance(&asked, "engine-1", "undone")));
+    cr_expect_str_eq(json_string_value(of_instance(&asked, "engine-1", "undo_failed")), "gone");
+    cr_expect(json_is_true(of_instance(&asked, "engine-2", "undone")));
+    expect_error(&asked, 409, NULL);
+}
+
+Test(control, who_is_missing_keeps_all_from_it_or_is_left_out_as_asked)
+{
+    struct asked asked;
+    ask_every(&asked, KVP_ROUTE_sleep, "instance=*");
+    for (uint32_t i = 0; i < 3; i++) {
+        end_call(fleet.views[i].instance, (struct kvp_outcome){0});
+    }
+    json_decref(asked.body);
+    fleet.views[1].attached = false;
+    uint32_t calls = fleet.ncalls;
+    ask_every(&asked, KVP_ROUTE_sleep, "instance=*");
+    cr_expect_eq(fleet.ncalls, calls);
+    expect_error(&asked, 409, NULL);
+    ask_every(&asked, KVP_ROUTE_sleep, "instance=*&all_or_nothing=false");
+    cr_expect_null(open_call("engine-1"));
+    end_call("engine-0", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT});
+    end_call("engine-2", (struct kvp_outcome){0});
+    cr_expect_eq(asked.http_status, 200);
+    cr_expect(json_is_false(json_object_get(asked.body, "success")));
+    cr_expect_not_null(of_instance(&asked, "engine-1", "error"));
+    cr_expect_not_null(of_instance(&asked, "engine-0", "error"));
+    cr_expect_null(of_instance(&asked, "engine-2", "undone"));
+    json_decref(asked.body);
+}
+
+Test(control, a_daemon_that_ends_answers_for_all_and_undoes_nothing)
+{
+    struct asked asked;
+    ask_every(&asked, KVP_ROUTE_sleep, "instance=*");
+    end_call("engine-0", (struct kvp_outcome){0});
+    uint32_t calls = fleet.ncalls;
+    kvp_control_close(control);
+    expect_error(&asked, 503, NULL);
+    fake_fleet_finish_all(&fleet, (struct kvp_outcome){.status = KVB_ERR_CANCELED});
+    cr_expect_eq(fleet.ncalls, calls);
+}
+
 /* What SGLang, TensorRT-LLM, AReaL, TRL, Dynamo and SkyRL call the same things. */
 Test(control, every_other_name_asks_for_the_same_operation)
 {
