@@ -183,3 +183,28 @@ kvb_status_t kvt_identity_take(const struct kvt_protocol *protocol,
     *identity_p = identity;
     return KVB_OK;
 }
+
+/* ---- whole steps ---- */
+
+kvb_status_t kvt_challenge_take(const struct kvt_protocol *protocol,
+                                const struct kvt_peer_common *common, struct kvt_handshake *shake,
+                                const uint8_t *payload, size_t len, uint8_t proof[KVT_PROOF_LEN])
+{
+    kvb_status_t status = kvt_greeting_take(payload, len, shake->challenge, &shake->challenge_len);
+    if (status == KVB_OK) {
+        status = kvt_handshake_agree(shake, true);
+    }
+    return status == KVB_OK ? kvt_proof_make(protocol, common, shake, proof) : status;
+}
+
+kvb_status_t kvt_hello_take(const struct kvt_protocol *protocol,
+                            const struct kvt_peer_common *common, const struct kvb_random *random,
+                            struct kvt_handshake *shake, const uint8_t *payload, size_t len)
+{
+    kvb_status_t status = kvt_greeting_take(payload, len, shake->hello, &shake->hello_len);
+    if (status != KVB_OK) {
+        return status;
+    }
+    kvt_greeting_make(protocol, common, random, shake->challenge, &shake->challenge_len);
+    return kvt_handshake_agree(shake, false);
+}

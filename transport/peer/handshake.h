@@ -68,6 +68,20 @@ KVB_MUST_USE kvb_status_t kvt_greeting_take(const uint8_t *payload, size_t len,
 /* Both greetings are there. UNSUPPORTED: no common version. */
 KVB_MUST_USE kvb_status_t kvt_handshake_agree(struct kvt_handshake *shake, bool client);
 
+/* The client's whole answer to CHALLENGE: takes it, agrees, makes PROOF's payload. PROTOCOL,
+ * UNSUPPORTED, NO_MEMORY: as those. */
+KVB_MUST_USE kvb_status_t kvt_challenge_take(const struct kvt_protocol *protocol,
+                                             const struct kvt_peer_common *common,
+                                             struct kvt_handshake *shake, const uint8_t *payload,
+                                             size_t len, uint8_t proof[KVT_PROOF_LEN]);
+/* The node's to HELLO: takes it, agrees, makes the challenge. PROTOCOL; UNSUPPORTED: the client is
+ * to be told. */
+KVB_MUST_USE kvb_status_t kvt_hello_take(const struct kvt_protocol *protocol,
+                                         const struct kvt_peer_common *common,
+                                         const struct kvb_random *random,
+                                         struct kvt_handshake *shake, const uint8_t *payload,
+                                         size_t len);
+
 /* PROOF's payload. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvt_proof_make(const struct kvt_protocol *protocol,
                                          const struct kvt_peer_common *common,

@@ -16,6 +16,7 @@
 #include "body.h"
 #include "defaults.h"
 #include "lane.h"
+#include "standing.h"
 
 #include "base/assert.h"
 #include "base/faults.h"
@@ -118,7 +119,6 @@ struct peer {
     struct sockaddr_storage to;
     char *address;
     struct rlane_totals totals;
-    struct kvt_peer_stats counted;
 
     struct peer_lane *lanes; /* config.lanes; the first: questions without a body */
     struct ask *asks;        /* asks_len of them, a power of 2 */
@@ -129,12 +129,7 @@ struct peer {
     uint32_t orphans; /* asks that only wait for their last word to come by */
     uint64_t bytes;   /* bodies of transfers in flight */
 
-    uint32_t admitted;
-    bool reached;     /* has been up, or found to be down: nobody waits for the first lane */
-    kvb_status_t why; /* the last failure */
-    struct kvt_hello hello;
-    bool told_up, told_down;
-    uint64_t told_incarnation;
+    struct kvt_standing node;
     struct kvb_event turn;
     struct kvb_timer retry;
     struct kvb_timer idle_check;
@@ -244,7 +239,7 @@ static void tell(struct ask *ask)
         ask_free(ask);
     }
     if (status != KVB_OK && status != KVB_ERR_CANCELED && !answered) {
-        peer->counted.transfers_failed++;
+        peer->node.counted.transfers_failed++;
     }
     kvt_transfer_finish(transfer, status);
 }
@@ -272,7 +267,7 @@ static void send_done(struct ask *ask, kvb_status_t status)
     leave_moving(ask);
     ask->state = ASK_SETTLING;
     if (status != KVB_OK) {
-        ask->peer->counted.abandoned++;
+        ask->peer->node.counted.abandoned++;
     }
     rlane_send(&ask->lane->lane, RWIRE_DONE, 0, ask->seq, &part, 1);
 }
@@ -455,7 +450,7 @@ static void moved(struct ask *ask)
     uint64_t digest = hashed ? XXH3_64bits_digest(&ask->hash) : 0;
     kvb_status_t status = KVB_OK;
     if (hashed && ask->get && digest != ask->checksum && !kvb_fault_all(KVB_FAULT_TICKET_IGNORED)) {
-        peer->counted.checksums++;
+        peer->node.counted.checksums++;
         status = KVB_ERR_CHECKSUM;
     }
     ask->end_status = status; /* unless the node's last word is worse */
@@ -639,30 +634,11 @@ static void on_retry(struct kvb_timer *timer)
     }
 }
 
-/* Between half of the wait and all of it, so that many clients do not come at once. */
-static uint64_t jittered_ns(struct peer *peer, uint32_t failures)
-{
-    uint64_t wait_ms = peer->config.backoff_ms;
-    for (uint32_t i = 1; i < failures && wait_ms < peer->config.backoff_max_ms; i++) {
-        wait_ms *= 2;
-    }
-    wait_ms = wait_ms < peer->config.backoff_max_ms ? wait_ms : peer->config.backoff_max_ms;
-    uint64_t wait_ns = wait_ms * KVB_NS_PER_MS;
-    uint64_t drawn;
-    const struct kvb_random *random = peer->base.sched->random;
-    random->fill(random->ctx, &drawn, sizeof drawn);
-    return wait_ns / 2 + drawn % (wait_ns / 2 + 1);
-}
-
 /* A connection came to nothing, or to its end. */
 static void lane_gone(struct peer_lane *lane, bool admitted, uint64_t lived_ns, kvb_status_t why)
 {
     struct peer *peer = lane->peer;
-    if (admitted) {
-        peer->counted.disconnects++;
-    } else {
-        peer->counted.connect_failures++;
-    }
+    kvt_standing_gone(&peer->node, admitted, why);
     bool drop = lane->lane.reaction == RCAUSE_DROP;
     lane->failures = lived_ns >= peer->config.backoff_max_ms * KVB_NS_PER_MS ? 1
                      : drop                                                  ? 31
@@ -672,17 +648,18 @@ static void lane_gone(struct peer_lane *lane, bool admitted, uint64_t lived_ns, 
         lane->failures = 0;
         lane->retry_ns = now_of(peer);
     } else {
-        lane->retry_ns = now_of(peer) + jittered_ns(peer, lane->failures);
+        lane->retry_ns =
+            now_of(peer) + kvt_backoff_ns(peer->base.sched->random, peer->config.backoff_ms,
+                                          peer->config.backoff_max_ms, lane->failures);
     }
     fail_queue(lane, admitted ? KVB_ERR_DISCONNECTED : KVB_ERR_UNAVAILABLE);
     if (lane == &peer->lanes[0]) { /* the one that is always to stand */
         kvb_sched_timer_set(peer->base.sched, &peer->retry, lane->retry_ns);
     }
-    peer->why = why == KVB_ERR_UNSUPPORTED ? KVB_ERR_REFUSED : why; /* no common version */
-    if (peer->admitted > 0 || connecting(peer)) {
+    if (peer->node.admitted > 0 || connecting(peer)) {
         return;
     }
-    peer->reached = true;
+    peer->node.reached = true;
     kvb_sched_post(peer->base.sched, &peer->turn);
 }
 
@@ -697,10 +674,10 @@ static void on_idle_check(struct kvb_timer *timer)
             rlane_close(&lane->lane);
             lane->phase = LANE_CLOSED;
             lane->owned = false;
-            peer->admitted--;
+            peer->node.admitted--;
         }
     }
-    if (peer->admitted > 1) {
+    if (peer->node.admitted > 1) {
         kvb_sched_timer_set(peer->base.sched, timer, now_ns + idle_ns / 4 + 1);
     }
 }
@@ -730,7 +707,7 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     if (transfer->ask.len > peer->config.common.ask_max || body_len > KVT_BODY_MAX) {
         return KVB_ERR_TOO_LARGE;
     }
-    if (peer->reached && peer->admitted == 0) {
+    if (peer->node.reached && peer->node.admitted == 0) {
         return KVB_ERR_UNAVAILABLE;
     }
     struct kvb_list *link = kvb_list_first(&peer->idle);
@@ -766,7 +743,7 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     transfer->answer_len = 0;
     transfer->impl.state = ask;
     peer->bytes += body_len;
-    peer->counted.transfers++;
+    peer->node.counted.transfers++;
     lane->load += ask->cost;
     lane->queue_n++;
     kvb_list_push_back(&lane->queue, &ask->link);
@@ -902,7 +879,7 @@ static kvb_status_t on_verdict(struct peer_lane *lane, const struct kvb_frame *f
         return KVB_ERR_PROTOCOL;
     }
     if (status != KVB_OK) {
-        ask->peer->counted.abandoned++;
+        ask->peer->node.counted.abandoned++;
     }
     settle(ask, status != KVB_OK ? status : ask->end_status);
     return KVB_OK;
@@ -930,15 +907,9 @@ static void lane_opened(struct rlane *base)
 static kvb_status_t on_challenge(struct peer_lane *lane, const uint8_t *payload, size_t len)
 {
     const struct kvt_peer_common *common = &lane->peer->config.common;
-    struct kvt_handshake *shake = &lane->shake;
     uint8_t proof[KVT_PROOF_LEN];
-    kvb_status_t status = kvt_greeting_take(payload, len, shake->challenge, &shake->challenge_len);
-    if (status == KVB_OK) {
-        status = kvt_handshake_agree(shake, true);
-    }
-    if (status == KVB_OK) {
-        status = kvt_proof_make(&kvt_rdma_protocol, common, shake, proof);
-    }
+    kvb_status_t status =
+        kvt_challenge_take(&kvt_rdma_protocol, common, &lane->shake, payload, len, proof);
     if (status == KVB_OK) {
         lane->phase = LANE_PROVING;
         send_shake(lane, RWIRE_PROOF, proof, sizeof proof);
@@ -970,21 +941,15 @@ static kvb_status_t on_admitted(struct peer_lane *lane, const uint8_t *payload, 
     if (status != KVB_OK) {
         return status;
     }
-    if (peer->admitted > 0 && identity.incarnation != peer->hello.incarnation) {
+    if (peer->node.admitted > 0 && identity.incarnation != peer->node.hello.incarnation) {
         leave_old_life(peer, lane);
     }
-    peer->hello = (struct kvt_hello){.incarnation = identity.incarnation,
-                                     .version = lane->shake.version,
-                                     .features = lane->shake.features};
-    memcpy(peer->hello.name, identity.name, sizeof identity.name);
+    kvt_standing_admitted(&peer->node, &identity, &lane->shake);
     lane->phase = LANE_ADMITTED;
     lane->admitted_ns = lane->used_ns = now_of(peer);
-    peer->admitted++;
-    peer->counted.connects++;
-    peer->reached = true;
     rlane_admit(&lane->lane, lane->shake.their_silence_ms);
     feed(lane);
-    if (peer->admitted > 1 && !kvb_timer_armed(&peer->idle_check)) {
+    if (peer->node.admitted > 1 && !kvb_timer_armed(&peer->idle_check)) {
         kvb_sched_timer_set(peer->base.sched, &peer->idle_check,
                             now_of(peer) + peer->config.idle_ms * KVB_NS_PER_MS);
     }
@@ -1029,16 +994,11 @@ static void lane_lost(struct rlane *base, kvb_status_t why)
     KVB_LOG_LIMITED(DEBUG, "rdma: a connection to a node is lost",
                     KVB_STR("address", peer->address), KVB_STATUS(why));
     lane->phase = LANE_CLOSED;
-    if (why == KVB_ERR_TIMEOUT && admitted) {
-        peer->counted.silences++;
-    } else if (why == KVB_ERR_PROTOCOL) {
-        peer->counted.protocol_errors++;
-    }
     kvb_list_each(&lane->begun, link)
     {
         end(kvb_container_of(link, struct ask, link), KVB_ERR_DISCONNECTED);
     }
-    peer->admitted -= admitted ? 1 : 0;
+    peer->node.admitted -= admitted ? 1 : 0;
     lane_gone(lane, admitted, admitted ? now_of(peer) - lane->admitted_ns : 0, why);
 }
 
@@ -1060,27 +1020,6 @@ static void on_event(struct rend *end, const struct rdma_cm_event *event, const 
 
 /* ---- what the user is told ---- */
 
-static void tell_down(struct peer *peer, kvb_status_t why)
-{
-    peer->told_up = false;
-    peer->told_down = true;
-    KVB_LOG_LIMITED(
-        WARN, "rdma: a node cannot be reached", KVB_STR("address", peer->address), KVB_STATUS(why),
-        KVB_STR("reason", why == KVB_ERR_REFUSED ? "not the same secret, or no version in common"
-                                                 : kvb_status_text(why)));
-    peer->config.ops->down(peer->config.ctx, why);
-}
-
-static void tell_up(struct peer *peer)
-{
-    peer->told_up = true;
-    peer->told_down = false;
-    peer->told_incarnation = peer->hello.incarnation;
-    KVB_LOG_LIMITED(INFO, "rdma: a node is reached", KVB_STR("node", peer->hello.name),
-                    KVB_STR("address", peer->address), KVB_U64("version", peer->hello.version));
-    peer->config.ops->up(peer->config.ctx, &peer->hello);
-}
-
 static void on_turn(struct kvb_event *event)
 {
     struct peer *peer = kvb_container_of(event, struct peer, turn);
@@ -1089,16 +1028,7 @@ static void on_turn(struct kvb_event *event)
     for (struct kvb_list *link; (link = kvb_list_pop(&peer->over)) != NULL;) {
         kvb_list_push_back(&over, link); /* what ends meanwhile is told in the next turn */
     }
-    if (peer->told_up &&
-        (peer->admitted == 0 || peer->told_incarnation != peer->hello.incarnation)) {
-        tell_down(peer, peer->admitted == 0 ? peer->why : KVB_ERR_DISCONNECTED);
-    }
-    if (!peer->told_up && peer->admitted > 0) {
-        tell_up(peer);
-    }
-    if (!peer->told_up && !peer->told_down && peer->reached) {
-        tell_down(peer, peer->why);
-    }
+    kvt_standing_tell(&peer->node, peer->address);
     for (struct kvb_list *link; (link = kvb_list_pop(&over)) != NULL;) {
         tell(kvb_container_of(link, struct ask, over_link));
     }
@@ -1222,6 +1152,7 @@ kvb_status_t kvt_rdma_peer_create(struct kvt_regions *regions,
     }
     peer->config = config;
     peer->config.address = NULL; /* peer->address is */
+    peer->node = (struct kvt_standing){.by = "rdma", .ops = config.ops, .ctx = config.ctx};
     peer->device = rmem_device(config.memory);
     peer->to = to;
     peer->address = address;
@@ -1261,7 +1192,7 @@ kvb_status_t kvt_rdma_peer_set_address(struct kvt_transport *transport, const ch
     free(peer->address);
     peer->address = copy;
     peer->to = to;
-    if (peer->admitted > 0) {
+    if (peer->node.admitted > 0) {
         return KVB_OK;
     }
     for (uint32_t i = 0; i < peer->config.lanes; i++) { /* on their way to the old one */
@@ -1283,10 +1214,6 @@ kvb_status_t kvt_rdma_peer_set_address(struct kvt_transport *transport, const ch
 void kvt_rdma_peer_stats(const struct kvt_transport *transport, struct kvt_peer_stats *stats_p)
 {
     const struct peer *peer = of(transport);
-    *stats_p = peer->counted;
-    stats_p->up = peer->admitted > 0;
-    stats_p->lanes = peer->admitted;
-    stats_p->heard_ns = peer->totals.heard_ns;
-    stats_p->bytes_sent = peer->totals.bytes_sent;
-    stats_p->bytes_received = peer->totals.bytes_received;
+    kvt_stats_of(&peer->node.counted, peer->node.admitted, peer->totals.heard_ns,
+                 peer->totals.bytes_sent, peer->totals.bytes_received, stats_p);
 }

@@ -11,6 +11,7 @@
 #include "conn.h"
 #include "defaults.h"
 #include "lane.h"
+#include "standing.h"
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -407,15 +408,10 @@ static kvb_status_t on_hello(struct server_lane *lane, const uint8_t *payload, s
 {
     struct kvt_handshake *shake = &lane->shake;
     const struct kvt_rdma_server_config *config = &lane->server->config;
-    kvb_status_t status = kvt_greeting_take(payload, len, shake->hello, &shake->hello_len);
+    kvb_status_t status = kvt_hello_take(&kvt_rdma_protocol, &config->common, config->sched->random,
+                                         shake, payload, len);
     if (status != KVB_OK) {
-        return status;
-    }
-    kvt_greeting_make(&kvt_rdma_protocol, &config->common, config->sched->random, shake->challenge,
-                      &shake->challenge_len);
-    status = kvt_handshake_agree(shake, false);
-    if (status != KVB_OK) {
-        return refuse(lane, status);
+        return status == KVB_ERR_UNSUPPORTED ? refuse(lane, status) : status;
     }
     lane->phase = LANE_TESTED;
     send_shake(lane, RWIRE_CHALLENGE, shake->challenge, shake->challenge_len);
@@ -574,15 +570,8 @@ static void lane_lost(struct rlane *base, kvb_status_t why)
     struct server_lane *lane = lane_of(base);
     struct kvt_rdma_server *server = lane->server;
     bool admitted = lane->phase == LANE_ADMITTED;
-    if (admitted) {
-        server->counted.disconnects++;
-    } else {
-        server->counted.connect_failures++;
-    }
-    if (why == KVB_ERR_TIMEOUT && admitted) {
-        server->counted.silences++;
-    } else if (why == KVB_ERR_PROTOCOL) {
-        server->counted.protocol_errors++;
+    kvt_count_end(&server->counted, admitted, why);
+    if (why == KVB_ERR_PROTOCOL) {
         KVB_LOG_LIMITED(WARN, "rdma: a client broke the protocol", KVB_STR("from", lane->from));
     }
     KVB_LOG(DEBUG, "rdma: a connection is closed", KVB_STR("from", lane->from), KVB_STATUS(why));
@@ -709,10 +698,6 @@ kvb_status_t kvt_rdma_server_adopt(struct kvt_rdma_server *server, struct kvt_rd
 
 void kvt_rdma_server_stats(const struct kvt_rdma_server *server, struct kvt_peer_stats *stats_p)
 {
-    *stats_p = server->counted;
-    stats_p->up = server->admitted > 0;
-    stats_p->lanes = server->admitted;
-    stats_p->heard_ns = server->totals.heard_ns;
-    stats_p->bytes_sent = server->totals.bytes_sent;
-    stats_p->bytes_received = server->totals.bytes_received;
+    kvt_stats_of(&server->counted, server->admitted, server->totals.heard_ns,
+                 server->totals.bytes_sent, server->totals.bytes_received, stats_p);
 }

@@ -12,6 +12,7 @@
 #include "defaults.h"
 #include "handshake.h"
 #include "lane.h"
+#include "standing.h"
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -81,7 +82,6 @@ struct peer {
     struct kvt_tcp_peer_config config;
     char *address;
     struct lane_totals totals;
-    struct kvt_peer_stats counted;
 
     struct ask *asks; /* asks_len of them, a power of 2 */
     uint32_t asks_len;
@@ -92,14 +92,9 @@ struct peer {
     uint32_t orphans; /* asks that only wait for their answer to come by */
     uint64_t bytes;   /* bodies of transfers in flight */
 
-    uint32_t admitted;
     uint32_t failures; /* connections in a row that came to nothing */
-    bool reached;      /* has been up, or found to be down: nobody waits for the first lane */
-    kvb_status_t why;  /* the last failure */
-    struct kvt_hello hello;
-    bool told_up, told_down;
-    uint64_t told_incarnation;
     uint64_t retry_ns; /* not before */
+    struct kvt_standing node;
     struct kvb_event turn;
     struct kvb_timer retry;
     struct kvb_timer idle_check;
@@ -178,7 +173,7 @@ static void tell(struct ask *ask)
         ask_free(ask);
     }
     if (status != KVB_OK && status != KVB_ERR_CANCELED && !ask->answered) {
-        peer->counted.transfers_failed++;
+        peer->node.counted.transfers_failed++;
     }
     kvt_transfer_finish(transfer, status);
 }
@@ -211,11 +206,11 @@ static void give_up(struct ask *ask, kvb_status_t why)
     }
     if (lane->sending == ask) {
         lane_give_up_out(&lane->lane, KVB_ERR_CANCELED);
-        peer->counted.abandoned++;
+        peer->node.counted.abandoned++;
     }
     if (lane->receiving == ask) {
         lane_give_up_in(&lane->lane);
-        peer->counted.abandoned++;
+        peer->node.counted.abandoned++;
     }
     orphan(ask, why);
 }
@@ -301,24 +296,9 @@ static void connect_lane(struct peer *peer)
 static void on_retry(struct kvb_timer *timer)
 {
     struct peer *peer = kvb_container_of(timer, struct peer, retry);
-    if (peer->admitted == 0 && !connecting(peer)) {
+    if (peer->node.admitted == 0 && !connecting(peer)) {
         connect_lane(peer);
     }
-}
-
-/* Between half of the wait and all of it, so that many clients do not come at once. */
-static uint64_t jittered_ns(struct peer *peer)
-{
-    uint64_t wait_ms = peer->config.backoff_ms;
-    for (uint32_t i = 1; i < peer->failures && wait_ms < peer->config.backoff_max_ms; i++) {
-        wait_ms *= 2;
-    }
-    wait_ms = wait_ms < peer->config.backoff_max_ms ? wait_ms : peer->config.backoff_max_ms;
-    uint64_t wait_ns = wait_ms * KVB_NS_PER_MS;
-    uint64_t drawn;
-    const struct kvb_random *random = peer->base.sched->random;
-    random->fill(random->ctx, &drawn, sizeof drawn);
-    return wait_ns / 2 + drawn % (wait_ns / 2 + 1);
 }
 
 static void fail_waiting(struct peer *peer)
@@ -332,19 +312,16 @@ static void fail_waiting(struct peer *peer)
 /* A connection came to nothing, or to its end. */
 static void lane_gone(struct peer *peer, bool admitted, uint64_t lived_ns, kvb_status_t why)
 {
-    if (admitted) {
-        peer->counted.disconnects++;
-    } else {
-        peer->counted.connect_failures++;
-    }
+    kvt_standing_gone(&peer->node, admitted, why);
     peer->failures =
         lived_ns >= peer->config.backoff_max_ms * KVB_NS_PER_MS ? 1 : peer->failures + 1;
-    peer->retry_ns = now_of(peer) + jittered_ns(peer);
-    peer->why = why == KVB_ERR_UNSUPPORTED ? KVB_ERR_REFUSED : why; /* no common version */
-    if (peer->admitted > 0 || connecting(peer)) {
+    peer->retry_ns =
+        now_of(peer) + kvt_backoff_ns(peer->base.sched->random, peer->config.backoff_ms,
+                                      peer->config.backoff_max_ms, peer->failures);
+    if (peer->node.admitted > 0 || connecting(peer)) {
         return;
     }
-    peer->reached = true;
+    peer->node.reached = true;
     fail_waiting(peer);
     kvb_sched_timer_set(peer->base.sched, &peer->retry, peer->retry_ns);
     kvb_sched_post(peer->base.sched, &peer->turn);
@@ -372,16 +349,16 @@ static void on_idle_check(struct kvb_timer *timer)
     struct peer *peer = kvb_container_of(timer, struct peer, idle_check);
     uint64_t idle_ns = peer->config.idle_ms * KVB_NS_PER_MS;
     uint64_t now_ns = now_of(peer);
-    for (uint32_t i = peer->config.lanes; i-- > 0 && peer->admitted > 1;) {
+    for (uint32_t i = peer->config.lanes; i-- > 0 && peer->node.admitted > 1;) {
         struct peer_lane *lane = &peer->lanes[i];
         if (lane->phase == LANE_ADMITTED && lane->load == 0 && lane->lane.lost == KVB_OK &&
             now_ns >= lane->used_ns + idle_ns) {
             lane_close(&lane->lane);
             lane->phase = LANE_CLOSED;
-            peer->admitted--;
+            peer->node.admitted--;
         }
     }
-    if (peer->admitted > 1) {
+    if (peer->node.admitted > 1) {
         kvb_sched_timer_set(peer->base.sched, timer, now_ns + idle_ns / 4 + 1);
     }
 }
@@ -403,7 +380,7 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     }
     uint64_t cost = ASK_COST + transfer->ask.len + body_len;
     struct peer_lane *lane = choose_lane(peer, cost);
-    if (lane == NULL && peer->reached) {
+    if (lane == NULL && peer->node.reached) {
         return KVB_ERR_UNAVAILABLE;
     }
     struct kvb_list *link = kvb_list_first(&peer->idle);
@@ -428,7 +405,7 @@ static kvb_status_t peer_start(struct kvt_transport *transport, struct kvt_trans
     transfer->answer_len = 0;
     transfer->impl.state = ask;
     peer->bytes += body_len;
-    peer->counted.transfers++;
+    peer->node.counted.transfers++;
     kvb_sched_timer_set(transport->sched, &ask->deadline, transfer->deadline_ns);
     if (lane == NULL) {
         kvb_list_push_back(&peer->waiting, &ask->link);
@@ -473,7 +450,7 @@ static kvb_status_t lane_verdict(struct lane *base, kvb_status_t status, uint64_
     }
     ask->checksum = *checksum_p;
     if (status != KVB_OK && !ask->over) { /* its memory could not be read */
-        ask->peer->counted.abandoned++;
+        ask->peer->node.counted.abandoned++;
         orphan(ask, status);
     }
     return status;
@@ -532,7 +509,7 @@ static kvb_status_t lane_frame(struct lane *base, const struct tcp_head *head, c
     }
     if (lane->sending == ask) { /* refused before all of it was sent */
         lane_give_up_out(base, KVB_ERR_CANCELED);
-        lane->peer->counted.abandoned++;
+        lane->peer->node.counted.abandoned++;
         lane->sending = NULL; /* the frame goes on without its ask */
     }
     ask->answered = !ask->over;
@@ -546,9 +523,9 @@ static kvb_status_t lane_body(struct lane *base, kvb_status_t status, uint64_t c
     struct ask *ask = lane->receiving;
     lane->receiving = NULL;
     if (status == KVB_ERR_CHECKSUM) {
-        lane->peer->counted.checksums++;
+        lane->peer->node.counted.checksums++;
     } else if (status != KVB_OK) {
-        lane->peer->counted.abandoned++;
+        lane->peer->node.counted.abandoned++;
     }
     if (!ask->over) {
         ask->checksum = checksum;
@@ -562,15 +539,9 @@ static kvb_status_t lane_body(struct lane *base, kvb_status_t status, uint64_t c
 static kvb_status_t on_challenge(struct peer_lane *lane, const uint8_t *payload, size_t len)
 {
     const struct kvt_peer_common *common = &lane->peer->config.common;
-    struct kvt_handshake *shake = &lane->shake;
     uint8_t proof[KVT_PROOF_LEN];
-    kvb_status_t status = kvt_greeting_take(payload, len, shake->challenge, &shake->challenge_len);
-    if (status == KVB_OK) {
-        status = kvt_handshake_agree(shake, true);
-    }
-    if (status == KVB_OK) {
-        status = kvt_proof_make(&kvt_tcp_protocol, common, shake, proof);
-    }
+    kvb_status_t status =
+        kvt_challenge_take(&kvt_tcp_protocol, common, &lane->shake, payload, len, proof);
     if (status == KVB_OK) {
         lane->phase = LANE_PROVING;
         lane_message(&lane->lane, TCP_PROOF, proof, sizeof proof);
@@ -598,23 +569,17 @@ static kvb_status_t on_admitted(struct peer_lane *lane, const uint8_t *payload, 
     if (status != KVB_OK) {
         return status;
     }
-    if (peer->admitted > 0 && identity.incarnation != peer->hello.incarnation) {
+    if (peer->node.admitted > 0 && identity.incarnation != peer->node.hello.incarnation) {
         leave_old_life(peer, lane);
     }
-    peer->hello = (struct kvt_hello){.incarnation = identity.incarnation,
-                                     .version = lane->shake.version,
-                                     .features = lane->shake.features};
-    memcpy(peer->hello.name, identity.name, sizeof identity.name);
+    kvt_standing_admitted(&peer->node, &identity, &lane->shake);
     lane->phase = LANE_ADMITTED;
     lane->admitted_ns = lane->used_ns = now_of(peer);
-    peer->admitted++;
-    peer->counted.connects++;
-    peer->reached = true;
     lane_admit(&lane->lane, lane->shake.their_silence_ms);
     for (struct kvb_list *link; (link = kvb_list_pop(&peer->waiting)) != NULL;) {
         assign(lane, kvb_container_of(link, struct ask, link));
     }
-    if (peer->admitted > 1 && !kvb_timer_armed(&peer->idle_check)) {
+    if (peer->node.admitted > 1 && !kvb_timer_armed(&peer->idle_check)) {
         kvb_sched_timer_set(peer->base.sched, &peer->idle_check,
                             now_of(peer) + peer->config.idle_ms * KVB_NS_PER_MS);
     }
@@ -651,11 +616,6 @@ static void lane_lost(struct lane *base, kvb_status_t why)
     lane_close(base);
     lane->phase = LANE_CLOSED;
     lane->sending = lane->receiving = NULL;
-    if (why == KVB_ERR_TIMEOUT && admitted) {
-        peer->counted.silences++;
-    } else if (why == KVB_ERR_PROTOCOL) {
-        peer->counted.protocol_errors++;
-    }
     kvb_list_each(&lane->begun, link)
     {
         end(kvb_container_of(link, struct ask, link), KVB_ERR_DISCONNECTED);
@@ -664,7 +624,7 @@ static void lane_lost(struct lane *base, kvb_status_t why)
     {
         end(kvb_container_of(link, struct ask, link), KVB_ERR_DISCONNECTED);
     }
-    peer->admitted -= admitted ? 1 : 0;
+    peer->node.admitted -= admitted ? 1 : 0;
     lane_gone(peer, admitted, admitted ? now_of(peer) - lane->admitted_ns : 0, why);
 }
 
@@ -680,27 +640,6 @@ static const struct lane_ops lane_ops = {
 
 /* ---- what the user is told ---- */
 
-static void tell_down(struct peer *peer, kvb_status_t why)
-{
-    peer->told_up = false;
-    peer->told_down = true;
-    KVB_LOG_LIMITED(
-        WARN, "tcp: a node cannot be reached", KVB_STR("address", peer->address), KVB_STATUS(why),
-        KVB_STR("reason", why == KVB_ERR_REFUSED ? "not the same secret, or no version in common"
-                                                 : kvb_status_text(why)));
-    peer->config.ops->down(peer->config.ctx, why);
-}
-
-static void tell_up(struct peer *peer)
-{
-    peer->told_up = true;
-    peer->told_down = false;
-    peer->told_incarnation = peer->hello.incarnation;
-    KVB_LOG_LIMITED(INFO, "tcp: a node is reached", KVB_STR("node", peer->hello.name),
-                    KVB_STR("address", peer->address), KVB_U64("version", peer->hello.version));
-    peer->config.ops->up(peer->config.ctx, &peer->hello);
-}
-
 static void on_turn(struct kvb_event *event)
 {
     struct peer *peer = kvb_container_of(event, struct peer, turn);
@@ -709,16 +648,7 @@ static void on_turn(struct kvb_event *event)
     for (struct kvb_list *link; (link = kvb_list_pop(&peer->over)) != NULL;) {
         kvb_list_push_back(&over, link); /* what ends meanwhile is told in the next turn */
     }
-    if (peer->told_up &&
-        (peer->admitted == 0 || peer->told_incarnation != peer->hello.incarnation)) {
-        tell_down(peer, peer->admitted == 0 ? peer->why : KVB_ERR_DISCONNECTED);
-    }
-    if (!peer->told_up && peer->admitted > 0) {
-        tell_up(peer);
-    }
-    if (!peer->told_up && !peer->told_down && peer->reached) {
-        tell_down(peer, peer->why);
-    }
+    kvt_standing_tell(&peer->node, peer->address);
     for (struct kvb_list *link; (link = kvb_list_pop(&over)) != NULL;) {
         tell(kvb_container_of(link, struct ask, over_link));
     }
@@ -781,6 +711,7 @@ static void peer_init(struct peer *peer, const struct kvt_tcp_peer_config *confi
     *peer =
         (struct peer){.config = *config, .address = address, .asks = asks, .asks_len = asks_len};
     peer->config.address = NULL; /* peer->address is */
+    peer->node = (struct kvt_standing){.by = "tcp", .ops = config->ops, .ctx = config->ctx};
     kvb_event_init(&peer->turn, on_turn);
     kvb_timer_init(&peer->retry, on_retry);
     kvb_timer_init(&peer->idle_check, on_idle_check);
@@ -840,7 +771,7 @@ kvb_status_t kvt_tcp_peer_set_address(struct kvt_transport *transport, const cha
     }
     free(peer->address);
     peer->address = copy;
-    if (peer->admitted > 0) {
+    if (peer->node.admitted > 0) {
         return KVB_OK;
     }
     for (uint32_t i = 0; i < peer->config.lanes; i++) { /* on their way to the old one */
@@ -858,10 +789,6 @@ kvb_status_t kvt_tcp_peer_set_address(struct kvt_transport *transport, const cha
 void kvt_tcp_peer_stats(const struct kvt_transport *transport, struct kvt_peer_stats *stats_p)
 {
     const struct peer *peer = of(transport);
-    *stats_p = peer->counted;
-    stats_p->up = peer->admitted > 0;
-    stats_p->lanes = peer->admitted;
-    stats_p->heard_ns = peer->totals.heard_ns;
-    stats_p->bytes_sent = peer->totals.bytes_sent;
-    stats_p->bytes_received = peer->totals.bytes_received;
+    kvt_stats_of(&peer->node.counted, peer->node.admitted, peer->totals.heard_ns,
+                 peer->totals.bytes_sent, peer->totals.bytes_received, stats_p);
 }

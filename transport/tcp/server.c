@@ -11,6 +11,7 @@
 #include "defaults.h"
 #include "handshake.h"
 #include "lane.h"
+#include "standing.h"
 
 #include "base/assert.h"
 #include "base/le.h"
@@ -415,15 +416,10 @@ static kvb_status_t on_hello(struct kvt_tcp_lane *lane, const uint8_t *payload, 
 {
     struct kvt_handshake *shake = &lane->shake;
     const struct kvt_tcp_server_config *config = &lane->server->config;
-    kvb_status_t status = kvt_greeting_take(payload, len, shake->hello, &shake->hello_len);
+    kvb_status_t status = kvt_hello_take(&kvt_tcp_protocol, &config->common, config->sched->random,
+                                         shake, payload, len);
     if (status != KVB_OK) {
-        return status;
-    }
-    kvt_greeting_make(&kvt_tcp_protocol, &config->common, config->sched->random, shake->challenge,
-                      &shake->challenge_len);
-    status = kvt_handshake_agree(shake, false);
-    if (status != KVB_OK) {
-        return refuse(lane, status);
+        return status == KVB_ERR_UNSUPPORTED ? refuse(lane, status) : status;
     }
     lane->phase = LANE_TESTED;
     lane_message(&lane->lane, TCP_CHALLENGE, shake->challenge, shake->challenge_len);
@@ -523,15 +519,8 @@ static void lane_lost(struct lane *base, kvb_status_t why)
     struct kvt_tcp_lane *lane = lane_of(base);
     struct kvt_tcp_server *server = lane->server;
     bool admitted = lane->phase == LANE_ADMITTED;
-    if (admitted) {
-        server->counted.disconnects++;
-    } else {
-        server->counted.connect_failures++;
-    }
-    if (why == KVB_ERR_TIMEOUT && admitted) {
-        server->counted.silences++;
-    } else if (why == KVB_ERR_PROTOCOL) {
-        server->counted.protocol_errors++;
+    kvt_count_end(&server->counted, admitted, why);
+    if (why == KVB_ERR_PROTOCOL) {
         KVB_LOG_LIMITED(WARN, "tcp: a client broke the protocol", KVB_STR("from", lane->from));
     }
     KVB_LOG(DEBUG, "tcp: a connection is closed", KVB_STR("from", lane->from), KVB_STATUS(why));
@@ -643,10 +632,6 @@ kvb_status_t kvt_tcp_server_adopt(struct kvt_tcp_server *server, int fd)
 
 void kvt_tcp_server_stats(const struct kvt_tcp_server *server, struct kvt_peer_stats *stats_p)
 {
-    *stats_p = server->counted;
-    stats_p->up = server->admitted > 0;
-    stats_p->lanes = server->admitted;
-    stats_p->heard_ns = server->totals.heard_ns;
-    stats_p->bytes_sent = server->totals.bytes_sent;
-    stats_p->bytes_received = server->totals.bytes_received;
+    kvt_stats_of(&server->counted, server->admitted, server->totals.heard_ns,
+                 server->totals.bytes_sent, server->totals.bytes_received, stats_p);
 }
