@@ -5,6 +5,7 @@ The store's node is behind a network that can be held still, so that loads are i
 What ends when is told by the order of events; a sleep's time is printed, and judged nowhere.
 """
 import contextlib
+import random
 import threading
 import time
 import unittest
@@ -14,6 +15,7 @@ import harness
 REQUESTS = 64
 BLOCKS = 8  # of each, its own
 RUNNING = 16  # of them at a time: the others are not scheduled yet
+TOKENS = 24  # that a model says after a prompt
 NONE_ENDED = {"requests": 0, "aborted": 0}
 
 
@@ -214,6 +216,78 @@ class InFlight(harness.Case):
                 self.named(daemon)
         self.clean(engine, daemon)
 
+    # ---- the same, of a transformer: token for token ----
+
+    def model(self, *args):
+        """An engine that computes, and what it says before it has ever slept; all of it is in the store then."""
+        self.agreed = self.etcd()
+        _, self.net = self.proxied_node(self.agreed)
+        daemon = self.cluster_daemon(self.agreed, "--node-bound", "5m")
+        harness.until("the node is reached", lambda: [
+            node["state"] for node in daemon.get("/v1/kvplane/nodes")[1]["nodes"]] == ["up"])
+        engine = self.engine(daemon, "a", "--model", "--fingerprint", "--max-running", str(RUNNING), *args)
+        self.named(daemon)
+        rng = random.Random(5)
+        prompts = [[rng.randrange(256) for _ in range(16 * BLOCKS)] for _ in range(REQUESTS)]
+        awake = engine.generate(prompts, TOKENS)
+        self.assertEqual(sum(output["computed_blocks"] for output in awake["outputs"]), REQUESTS * BLOCKS)
+        return daemon, engine, prompts, self.tokens(awake)
+
+    def tokens(self, done):
+        self.judged(done["counts"])
+        return [output and output["tokens"] for output in done["outputs"]]
+
+    def slept_through(self, level, mode, *args):
+        daemon, engine, prompts, want = self.model(*args)
+        self.net.rule("back", after=20000, then="freeze")
+        run = engine.command("generate", prompts=prompts, max_tokens=TOKENS, use_cache=False)
+        harness.until("loads are in flight", lambda: daemon.metric("kvplane_tasks_running", queue="get") > 0
+                      and engine.stats()["loading"] == RUNNING)
+        with self.asking(daemon, f"/sleep?level={level}&mode={mode}") as answers:
+            if mode != "abort":
+                self.step(daemon, "pause", answers)
+                self.net.tell("clear")
+        self.net.tell("clear")
+        if level > 0:
+            self.asleep(daemon, engine)
+        late = engine.command("generate", prompts=prompts[:8], max_tokens=TOKENS, use_cache=False)
+        daemon.ok("/wake_up?tags=weights")
+        if level == 2:
+            daemon.ok("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_id": 1}})
+        daemon.ok("/wake_up")
+        done = engine.done(run)
+        if mode == "abort":
+            aborted = set(done["unfinished"])
+            self.assertGreaterEqual(len(aborted), REQUESTS - RUNNING, "its first loads may just have come")
+            self.assertEqual(self.tokens(done), [None if i in aborted else want[i] for i in range(REQUESTS)])
+            done = engine.generate(prompts, TOKENS, use_cache=False)
+        self.assertEqual(self.tokens(done), want)
+        self.assertGreater(sum(output["store_blocks"] for output in done["outputs"]), 0)
+        self.assertEqual(self.tokens(engine.done(late)), want[:8])
+        self.named(daemon)
+        # Half of what comes after each prompt was said before the sleep, half after it.
+        run = engine.command("generate", prompts=prompts[:RUNNING], max_tokens=TOKENS, use_cache=False, stall=True)
+        engine.event("stalled", id=run)
+        daemon.ok(f"/sleep?level={level}&mode=keep")
+        daemon.ok("/wake_up?tags=weights")
+        if level == 2:
+            daemon.ok("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_id": 1}})
+        daemon.ok("/wake_up")
+        self.assertEqual(self.tokens(engine.done(run)), want[:RUNNING])
+        self.clean(engine, daemon)
+
+    def test_tokens_are_those_of_an_engine_that_never_slept_if_the_sleep_waits(self):
+        self.slept_through(1, "wait", "--tp=2", "--store-tp=2")
+
+    def test_tokens_are_those_of_an_engine_that_never_slept_if_the_sleep_keeps(self):
+        self.slept_through(2, "keep")
+
+    def test_tokens_are_those_of_an_engine_that_never_slept_if_the_sleep_keeps_everything(self):
+        self.slept_through(0, "keep", "--tp=2", "--store-tp=2")
+
+    def test_tokens_are_those_of_an_engine_that_never_slept_if_the_sleep_aborts(self):
+        self.slept_through(1, "abort")
+
     # ---- B10: whatever the moment, what was accepted ends or runs after the wake ----
 
     def at_any_moment(self, *args):
@@ -246,7 +320,7 @@ class InFlight(harness.Case):
             accept(mode == "abort" and not release)
             for step in ("release",) if release else ("pause", "release"):
                 self.step(daemon, step, answers)
-                accept(False)  # what is aborted is what was there when the pause came
+                accept(mode == "abort" and step == "pause")  # it may come before the pause does
         accept(False)
         self.idle(daemon, engine)
         for tag in halves:
