@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests in flight when a sleep comes: none is lost, none hangs, whatever it was about to do.
 
-The store's node is behind a network that can be held still, so that loads are in flight for as long as a test wants.
+The store's node is behind a network that can be made so slow that loads are in flight for as long as a test wants
+(and not silent: that would cost the connections).
 What ends when is told by the order of events; a sleep's time is printed, and judged nowhere.
 """
 import contextlib
@@ -15,6 +16,7 @@ import harness
 REQUESTS = 64
 BLOCKS = 8  # of each, its own
 RUNNING = 16  # of them at a time: the others are not scheduled yet
+SLOW = 1000  # bytes a second of each connection; a request has a hundred times as many
 TOKENS = 24  # that a model says after a prompt
 NONE_ENDED = {"requests": 0, "aborted": 0}
 
@@ -38,8 +40,8 @@ class InFlight(harness.Case):
             if self.agreed is None:
                 self.agreed = self.etcd()
                 _, self.net = self.proxied_node(self.agreed)
-            # A network that is held still is no dead node, as long as the test wants it so.
-            daemon = self.cluster_daemon(self.agreed, "--node-bound", "5m", name=name)
+            # What the network holds up does not end by itself, and does not cost the node.
+            daemon = self.cluster_daemon(self.agreed, "--node-bound", "5m", "--transfer-bound", "1h", name=name)
             harness.until("the node is reached", lambda: [
                 node["state"] for node in daemon.get("/v1/kvplane/nodes")[1]["nodes"]] == ["up"])
         else:
@@ -54,7 +56,7 @@ class InFlight(harness.Case):
     def load(self, daemon, engine):
         """REQUESTS in flight: as many as may run wait for bytes that do not come, the others to be scheduled."""
         before = engine.stats()
-        self.net.rule("back", after=20000, then="freeze")  # lookups are answered, loads are not
+        self.net.rule("back", bytes_per_s=SLOW)
         run = engine.command("run", first=0, count=REQUESTS, use_cache=False)
         harness.until("loads are in flight", lambda: daemon.metric("kvplane_tasks_running", queue="get") > 0)
         harness.until("no more can begin", lambda: engine.stats()["loading"] == RUNNING)
@@ -138,9 +140,8 @@ class InFlight(harness.Case):
         daemon, engine = self.cluster(*args)
         run, before = self.load(daemon, engine)
         with self.asking(daemon, "/sleep?level=1&mode=abort") as answers:
-            pass  # it is answered while the network is as still as ever
+            pass  # it is answered while the network is as slow as ever
         print(f"mode=abort, {REQUESTS} requests in flight: asleep after {answers[0][2]:.3f} s")
-        self.assertGreater(self.net.stats()["fired"], 0)
         done = engine.event("done", id=run)
         counts = self.judged(done["counts"])
         self.assertEqual((counts["requests"], counts["aborted"]), (0, REQUESTS))
@@ -160,13 +161,13 @@ class InFlight(harness.Case):
         self.sleep_that_aborts("--tp=2", "--store-tp=2")
 
     def puts(self, daemon, engine):
-        """Requests that are done, but for their puts, which do not get anywhere."""
+        """Requests that are done, but for their puts."""
         stored = engine.stats()["stored"]
-        self.net.rule("there", after=20000, then="freeze")
+        self.net.rule("there", bytes_per_s=SLOW)
         run = engine.command("run", first=REQUESTS, count=RUNNING // 2, use_cache=False)
         harness.until("puts are in flight", lambda: daemon.metric("kvplane_tasks_running", queue="put") > 0)
         harness.until("all are done", lambda: (lambda stats: stats["running"] + stats["loading"] == 0)(engine.stats()))
-        self.assertLess(engine.stats()["stored"] - stored, RUNNING // 2 * BLOCKS)
+        self.assertEqual(engine.stats()["stored"], stored)
         return run
 
     def test_puts_in_flight_are_waited_for_unless_the_sleep_aborts(self):
@@ -183,7 +184,9 @@ class InFlight(harness.Case):
                 counts = self.all_completed(engine, run, RUNNING // 2)
                 whole = RUNNING // 2 * BLOCKS
                 self.assertEqual(counts["stored"] + counts["put_dropped"] + counts["put_fenced"], whole)
-                self.assertEqual(counts["stored"] == whole, mode != "abort", counts)
+                self.assertEqual(counts["stored"], whole if mode != "abort" else 0, counts)
+                canceled = daemon.metric("kvplane_puts_total", result="canceled")
+                self.assertEqual(canceled, 0 if mode != "abort" else whole, "by the sleep, not for want of an answer")
                 self.net.tell("clear")
                 daemon.ok("/wake_up")
                 self.clean(engine, daemon)
@@ -222,7 +225,7 @@ class InFlight(harness.Case):
         """An engine that computes, and what it says before it has ever slept; all of it is in the store then."""
         self.agreed = self.etcd()
         _, self.net = self.proxied_node(self.agreed)
-        daemon = self.cluster_daemon(self.agreed, "--node-bound", "5m")
+        daemon = self.cluster_daemon(self.agreed, "--node-bound", "5m", "--transfer-bound", "1h")
         harness.until("the node is reached", lambda: [
             node["state"] for node in daemon.get("/v1/kvplane/nodes")[1]["nodes"]] == ["up"])
         engine = self.engine(daemon, "a", "--model", "--fingerprint", "--max-running", str(RUNNING), *args)
@@ -239,7 +242,7 @@ class InFlight(harness.Case):
 
     def slept_through(self, level, mode, *args):
         daemon, engine, prompts, want = self.model(*args)
-        self.net.rule("back", after=20000, then="freeze")
+        self.net.rule("back", bytes_per_s=SLOW)
         run = engine.command("generate", prompts=prompts, max_tokens=TOKENS, use_cache=False)
         harness.until("loads are in flight", lambda: daemon.metric("kvplane_tasks_running", queue="get") > 0
                       and engine.stats()["loading"] == RUNNING)

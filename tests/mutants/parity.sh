@@ -68,12 +68,13 @@ run() { # a test program, or one of tests/integration with the program changed
 # try NAME FILE[:SOURCE…] "TEST…" OLD NEW: in FILE (a header: then the sources that are compiled with it), OLD once
 # replaced by NEW, must fail one of the tests.
 try() {
-    local name=$1 file=${2%%:*} sources=${2#*:} tests=$3 old=$4 new=$5 key test source failed
+    local name=$1 file=${2%%:*} sources=${2#*:} tests=$3 old=$4 new=$5 key test source failed changed
+    local programs=()
     case $names in "  " | *" $name "*) ;; *) return ;; esac
     total=$((total + 1))
     rm -rf "$tmp/objects" "$tmp/inc"
     mkdir -p "$tmp/objects" "$tmp/inc"
-    local changed=$tmp/inc/$(basename "$file")
+    changed=$tmp/inc/$(basename "$file")
     case $file in
     *.h)
         changed=$tmp/inc/$(echo "$file" | sed -E 's,^(server|(base|transport|store)/include)/,,')
@@ -87,8 +88,11 @@ try() {
         survived=$((survived + 1))
         return
     }
-    # shellcheck disable=SC2086 # a list of words
-    key=$(cat "$changed" $(for test in $tests; do echo "$build/$(program_of "$test")"; done) "$0" 2>/dev/null | sha256sum)
+    for test in $tests; do
+        programs+=("$build/$(program_of "$test")")
+        case $test in it_*) programs+=("$src/tests/integration/test_${test#it_}.py") ;; esac
+    done
+    key=$({ echo "$tests" && cat "$changed" "${programs[@]}"; } | sha256sum)
     if [ "$(head -n 1 "$results/$name" 2>/dev/null)" = "$key" ]; then
         remembered=$((remembered + 1))
         tail -n +2 "$results/$name"
@@ -356,6 +360,13 @@ try engine_waits_for_loads engine/request.c "test_engine it_inflight" \
             return false;'
 try engine_keeps_after_loads engine/request.c "test_engine it_inflight" \
     'wanted = wanted && in_transfer(request) &&' 'wanted = false &&'
+try engine_uses_nothing_that_failed engine/request.c test_engine \
+    '            missed(request, result, 1);
+            continue;' '            missed(request, result, 1);'
+try counted_under_what_became_of_it $tasks test_link \
+    '        if (*each == KVB_OK) {
+            const struct' '        if (true) {
+            const struct'
 try engine_begins_nothing_while_paused engine/request.c "test_engine it_inflight" \
     'if (engine->paused || !resident(engine)) {' 'if (!resident(engine)) {'
 try engine_aborts_what_waits engine/request.c "test_engine it_inflight" \

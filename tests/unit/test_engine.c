@@ -265,6 +265,50 @@ Test(engine, a_get_that_is_refused_is_computed_and_counted_as_caught)
     cr_assert_eq(last.stale + last.torn + last.errors, 0);
 }
 
+/* What a get that failed has left behind is never used: not by the request, not by the local cache,
+ * not by another request with the same blocks. Any of the blocks may be it, and several. */
+Test(engine, a_block_that_could_not_be_loaded_is_computed_and_what_was_left_there_serves_nobody)
+{
+    for (unsigned bad = 1; bad < 16; bad++) {
+        uint32_t failed = 0;
+        run_request(0, false);
+        run_request(1, false); /* shares the first two */
+        turns();
+        answer_lookup(KVPLANE_OK, 4);
+        answer_lookup(KVPLANE_OK, 4);
+        turns();
+        for (int request = 0; request < 2; request++) {
+            struct fake_asked *asked = fake_find('g');
+            int results[4];
+            cr_assert_not_null(asked);
+            for (size_t i = 0; i < 4; i++) {
+                bool fails = (bad & (1u << i)) != 0;
+                fill(asked, i, fails ? 7 : 1); /* undefined, after a failure */
+                results[i] = fails ? KVPLANE_ERR_CHECKSUM : KVPLANE_OK;
+                failed += fails;
+            }
+            asked->kind = 0;
+            asked->done(asked->arg, results, 4);
+        }
+        kve_engine_see_weights(engine, 7);
+        turns();
+        cr_assert_eq(runs_done, 0);
+        answer_batch('p', KVPLANE_OK);
+        cr_assert_eq(last.computed, (uint64_t)__builtin_popcount(bad));
+        answer_batch('p', KVPLANE_OK);
+        cr_assert_eq(runs_done, 2);
+        cr_assert_eq(engine->counts.missed[KVE_MISS_checksum], failed);
+        run_cold(0); /* from the local cache */
+        cr_assert_eq(last.local_hits, 4);
+        run_cold(1);
+        cr_assert_eq(last.local_hits, 4);
+        cr_assert_eq(engine->counts.stale + engine->counts.torn + engine->counts.errors, 0, "%s",
+                     engine->story);
+        kve_engine_destroy(engine);
+        create(false);
+    }
+}
+
 Test(engine, bytes_of_other_weights_are_told_as_stale)
 {
     kve_engine_see_weights(engine, 7);

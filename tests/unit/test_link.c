@@ -913,6 +913,9 @@ Test(link, something_else_at_the_path_is_left_alone)
     (void)unlink(file);
 }
 
+static void send_lookup(struct engine *engine, uint32_t nkeys, struct kvb_token token);
+static kvb_status_t next_hits(const struct engine *engine, uint32_t *hits_p);
+
 /* ---- tasks ---- */
 
 Test(link, a_put_is_stored_under_the_lineage_of_its_stay)
@@ -1062,6 +1065,57 @@ Test(link, every_task_is_answered_exactly_once_on_every_path)
     uint64_t seq;
     kvb_status_t statuses[16];
     cr_assert_not(next_batch_answer(&engine, &seq, statuses), "and not once more");
+    engine_end(&engine);
+}
+
+static double counted(enum kvp_metric family, const char *label)
+{
+    return kvb_series_value(kvb_series(metrics, family, &label));
+}
+
+/* Bytes are those that really came or went. */
+Test(link, every_block_is_counted_under_what_became_of_it)
+{
+    struct engine engine = engine_with_regions();
+    for (int round = 0; round < 2; round++) {
+        bool put = round == 0;
+        uint64_t seq = send_batch(&engine, put ? KVB_LINK_PUT : KVB_LINK_GET, 4, good_token);
+        struct kvs_batch *batch = oldest_batch();
+        kvb_list_remove(&batch->impl.link);
+        static const kvb_status_t ends[] = {KVB_OK, KVB_ERR_NO_SPACE, KVB_ERR_NO_SPACE, KVB_OK};
+        for (uint32_t i = 0; i < 4; i++) {
+            batch->items[i].status = ends[i];
+        }
+        batch->done(batch);
+        cr_assert_eq(one_answer(&engine, seq), KVB_OK);
+        enum kvp_metric family = put ? KVP_M_PUTS : KVP_M_GETS;
+        cr_expect_eq(counted(family, "ok"), 2);
+        cr_expect_eq(counted(family, kvb_status_label(KVB_ERR_NO_SPACE)), 2);
+        cr_expect_eq(
+            kvb_series_value(kvb_series(metrics, put ? KVP_M_PUT_BYTES : KVP_M_GET_BYTES, NULL)),
+            2 * 64);
+        (void)send_batch(&engine, put ? KVB_LINK_PUT : KVB_LINK_GET, 3, old_token);
+        cr_expect_eq(counted(family, kvb_status_label(KVB_ERR_FENCED)), 3);
+        kvb_status_t statuses[16];
+        cr_assert(next_batch_answer(&engine, &seq, statuses));
+    }
+    uint32_t hits;
+    send_lookup(&engine, 3, good_token);
+    struct kvs_batch *batch = oldest_batch();
+    kvb_list_remove(&batch->impl.link);
+    for (uint32_t i = 0; i < 3; i++) {
+        batch->items[i].status = i < 2 ? KVB_OK : KVB_ERR_NOT_FOUND;
+    }
+    batch->done(batch);
+    cr_assert_eq(next_hits(&engine, &hits), KVB_OK);
+    cr_assert_eq(hits, 2);
+    cr_expect_eq(counted(KVP_M_LOOKUP_BLOCKS, "hit"), 2);
+    cr_expect_eq(counted(KVP_M_LOOKUP_BLOCKS, "absent"), 1);
+    fleet.stay.private_ = true;
+    send_lookup(&engine, 3, good_token);
+    end_batch(KVB_ERR_NOT_FOUND);
+    cr_assert_eq(next_hits(&engine, &hits), KVB_OK);
+    cr_expect_eq(counted(KVP_M_LOOKUP_BLOCKS, "private"), 3, "misses that a name would make hits");
     engine_end(&engine);
 }
 

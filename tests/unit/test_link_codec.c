@@ -631,6 +631,22 @@ Test(link_codec, the_largest_messages_fit_the_table)
 #undef FITS
 }
 
+Test(link_codec, messages_have_numbers_and_names_of_their_own)
+{
+    static const uint16_t numbers[] = {
+#define X(name, id, label, dir, max, bound) id,
+        KVB_LINK_MESSAGES(X)
+#undef X
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        cr_assert_gt(strlen(kvb_link_info(numbers[i])->label), 0);
+        for (size_t k = 0; k < i; k++) {
+            cr_assert_neq(numbers[i], numbers[k]);
+            cr_assert_str_neq(kvb_link_info(numbers[i])->label, kvb_link_info(numbers[k])->label);
+        }
+    }
+}
+
 Test(link_codec, words_have_their_texts)
 {
     cr_assert_str_eq(kvb_residency_text(KVB_OFFLOADED), "offloaded");
