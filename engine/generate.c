@@ -226,9 +226,6 @@ static void start(struct kve_request *request)
     while (n < request->nblocks && request->slots[n].from != KVE_FROM_NOWHERE) {
         n++;
     }
-    for (uint32_t i = n; i < request->nblocks; i++) {
-        request->slots[i].from = KVE_FROM_NOWHERE;
-    }
     generation->done = n * KVE_MODEL_BLOCK_TOKENS;
     generation->started = true;
 }

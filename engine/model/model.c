@@ -428,10 +428,7 @@ static void attend(struct kve_model *model, const float query[D], uint32_t posit
         most = peaks[i] > most ? peaks[i] : most;
     }
     for (uint32_t i = 0; i < blocks * T; i += N) {
-        store(score + i, exponential(load(score + i) - most));
-    }
-    for (uint32_t i = n; i < blocks * T; i++) {
-        score[i] = 0;
+        store(score + i, exponential(load(score + i) - most)); /* of no token: lost beside 1 */
     }
     /* by place in the block, then over the places */
     for (uint32_t b = 0; b < blocks; b++) {

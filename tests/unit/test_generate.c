@@ -17,7 +17,8 @@ static struct {
 } store[STORED];
 static size_t nstored;
 
-static int runs_done;
+static int runs_done, last_done;
+static int first = 1, second = 2; /* arguments of runs */
 static struct kve_counts last;
 static json_t *outputs;
 static json_int_t prompt[256];
@@ -60,14 +61,14 @@ TestSuite(generate, .init = setup, .fini = teardown);
 
 static void done(void *arg, struct kve_run *run)
 {
-    (void)arg;
+    last_done = arg == NULL ? 0 : *(const int *)arg;
     runs_done++;
     last = run->counts;
     json_decref(outputs);
     outputs = json_incref(run->outputs);
 }
 
-static void ask(uint32_t n, uint32_t more, bool use_cache, bool stall)
+static void ask_as(int *arg, uint32_t n, uint32_t more, bool use_cache, bool stall)
 {
     json_t *tokens = json_array(), *prompts = json_pack("[o]", tokens);
     struct kve_run *run;
@@ -76,9 +77,14 @@ static void ask(uint32_t n, uint32_t more, bool use_cache, bool stall)
         cr_assert_eq(json_array_append_new(tokens, json_integer(prompt[i])), 0);
     }
     cr_assert_eq(
-        kve_engine_generate(engine, prompts, more, use_cache, stall, done, NULL, NULL, &run),
+        kve_engine_generate(engine, prompts, more, use_cache, stall, done, NULL, arg, &run),
         KVB_OK);
     json_decref(prompts);
+}
+
+static void ask(uint32_t n, uint32_t more, bool use_cache, bool stall)
+{
+    ask_as(NULL, n, more, use_cache, stall);
 }
 
 static void turns(void)
@@ -195,6 +201,7 @@ Test(generate, what_comes_from_the_store_is_read_and_what_is_full_is_put)
     json_t *want = said_cold();
 
     cr_assert_eq(nstored, (PROMPT + MORE - 1) / 16, "prompt and answer, what is full");
+    cr_assert_eq(kve_pool_cached(engine->pool), nstored);
     cr_assert_eq(last.computed, 4);
     cr_assert_eq(last.stored, nstored);
     cr_assert_eq(last.tokens, MORE);
@@ -270,11 +277,11 @@ Test(generate, its_own_cache_serves_all_but_what_must_be_computed)
 
 Test(generate, keys_name_all_tokens_up_to_the_blocks_end)
 {
-    char first[3][24];
+    char keys[3][24];
 
     ask(PROMPT, 1, false, false);
     turns();
-    memcpy(first, fake_find('l')->keys, sizeof first);
+    memcpy(keys, fake_find('l')->keys, sizeof keys);
     answer_lookup(0);
     take_put();
     for (uint32_t changed = 0; changed < 48; changed += 7) {
@@ -282,7 +289,7 @@ Test(generate, keys_name_all_tokens_up_to_the_blocks_end)
         ask(PROMPT, 1, false, false);
         turns();
         for (uint32_t i = 0; i < 3; i++) {
-            bool same = strcmp(fake_find('l')->keys[i], first[i]) == 0;
+            bool same = strcmp(fake_find('l')->keys[i], keys[i]) == 0;
             cr_assert_eq(same, i < changed / 16, "token %u, block %u", changed, i);
         }
         answer_lookup(0);
@@ -316,21 +323,41 @@ Test(generate, without_room_the_youngest_gives_way_and_all_say_the_same)
 
     kve_engine_destroy(engine);
     create(11); /* two of 4 blocks that grow to 6 */
-    for (int i = 0; i < 2; i++) {
-        ask(PROMPT, MORE, false, false);
-    }
+    ask_as(&first, PROMPT, MORE, false, false);
+    ask_as(&second, PROMPT, MORE, false, false);
     turns();
     looked_up(0);
     looked_up(0);
     turns();
-    take_put(); /* the older one's */
+    take_put();
     cr_assert_eq(runs_done, 1);
+    cr_assert_eq(last_done, 1);
     cr_assert_eq(last.preempted, 0);
     says(want, true);
     answer_lookup(0);
     take_put();
     cr_assert_eq(runs_done, 2);
     cr_assert_eq(last.preempted, 1);
+    says(want, true);
+    json_decref(want);
+}
+
+Test(generate, blocks_that_a_put_still_holds_are_waited_for)
+{
+    json_t *want = said_cold();
+
+    kve_engine_destroy(engine);
+    create(11);
+    ask(PROMPT, MORE, false, false);
+    turns();
+    answer_lookup(0); /* computed: its put begins, and holds 6 blocks */
+    ask(PROMPT, MORE, false, false);
+    turns();
+    answer_lookup(0); /* wants a sixth one */
+    take_put();
+    take_put();
+    cr_assert_eq(runs_done, 2);
+    cr_assert_eq(last.preempted, 0);
     says(want, true);
     json_decref(want);
 }
