@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define WAIT_MS 30000 /* for what takes a rank some ms: it is stopped, or stuck */
+#define WAIT_MS 30000 /* for what takes a rank some ms */
 
 struct head {
     uint64_t bytes;
@@ -44,7 +44,7 @@ kvb_status_t kve_gather_mesh_open(uint32_t n, struct kve_gather_mesh *mesh)
 
 void kve_gather_take(struct kve_gather_mesh *mesh, uint32_t rank, struct kve_gather *gather)
 {
-    *gather = (struct kve_gather){.rank = rank, .n = mesh->n};
+    *gather = (struct kve_gather){.rank = rank, .n = mesh->n, .wait_ms = WAIT_MS};
     for (uint32_t i = 0; i < mesh->n; i++) {
         gather->fds[i] = mesh->fds[rank][i];
         mesh->fds[rank][i] = -1;
@@ -116,9 +116,9 @@ static kvb_status_t move(struct flow *flow)
     return KVB_OK;
 }
 
-static kvb_status_t move_all(struct flow *flows, size_t nflows)
+static kvb_status_t move_all(const struct kve_gather *gather, struct flow *flows, size_t nflows)
 {
-    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, WAIT_MS);
+    uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, gather->wait_ms);
 
     for (;;) {
         struct pollfd fds[2 * KVE_MODEL_LANES];
@@ -139,7 +139,7 @@ static kvb_status_t move_all(struct flow *flows, size_t nflows)
         if (kvb_now_ns(&kvb_clock_real) >= deadline_ns) {
             return KVB_ERR_TIMEOUT;
         }
-        if (poll(fds, n, 1000) < 0 && errno != EINTR) {
+        if (poll(fds, n, (int)gather->wait_ms) < 0 && errno != EINTR) {
             return KVB_ERR_IO;
         }
     }
@@ -161,7 +161,7 @@ kvb_status_t kve_gather_all(struct kve_gather *gather, kvb_status_t mine, void *
         flows[n++] = (struct flow){gather->fds[i], POLLOUT, &said, ours, bytes, 0};
         flows[n++] = (struct flow){gather->fds[i], POLLIN, &heard[i], theirs, bytes, 0};
     }
-    status = move_all(flows, n);
+    status = move_all(gather, flows, n);
     for (uint32_t i = 0; i < gather->n && status == KVB_OK; i++) {
         kvb_assert(heard[i].bytes == bytes); /* they are this program, told the same */
         status = (kvb_status_t)heard[i].status;
@@ -182,21 +182,21 @@ kvb_status_t kve_gather_tell(struct kve_gather *gather, const void *bytes, size_
         } what = {.told = bytes}; /* only ever sent */
         flows[n++] = (struct flow){gather->fds[i], POLLOUT, &said, what.body, len, 0};
     }
-    return move_all(flows, n);
+    return move_all(gather, flows, n);
 }
 
 kvb_status_t kve_gather_hear(struct kve_gather *gather, void *bytes, size_t cap, size_t *len_p)
 {
     struct head heard;
     struct flow flow = {gather->fds[0], POLLIN, &heard, bytes, 0, 0};
-    kvb_status_t status = move_all(&flow, 1);
+    kvb_status_t status = move_all(gather, &flow, 1);
 
     if (status == KVB_OK && heard.bytes > cap) {
         return KVB_ERR_TOO_LARGE;
     }
     if (status == KVB_OK) {
         flow.body_len = heard.bytes;
-        status = move_all(&flow, 1);
+        status = move_all(gather, &flow, 1);
     }
     if (status == KVB_OK) {
         *len_p = heard.bytes;

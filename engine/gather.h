@@ -10,6 +10,7 @@
  */
 struct kve_gather {
     uint32_t rank, n;
+    uint32_t wait_ms;         /* then a rank that says nothing is stopped, or stuck */
     int fds[KVE_MODEL_LANES]; /* to rank i; -1: this one */
 };
 /* Sockets between n processes that are still one. */

@@ -408,9 +408,10 @@ static void turn(struct kve_engine *engine, bool *more_p)
     struct kve_generator *generator = engine->generator;
     struct kve_batch *batch = generator->batch;
     const uint32_t nspans = batch->nspans;
-    kvb_status_t status = nspans == 0 ? KVB_OK : compute_on_all(engine);
+    kvb_status_t status;
 
     kvb_assert(nspans == 0 || engine->options.rank == 0); /* others follow */
+    status = nspans == 0 ? KVB_OK : compute_on_all(engine);
     for (uint32_t i = 0; i < nspans && status == KVB_OK; i++) {
         advance(generator->of[i], batch->spans[i].n, generator->next[i]);
     }

@@ -23,13 +23,14 @@ static struct kve_counts last;
 static json_t *outputs;
 static json_int_t prompt[256];
 
-static void create(uint32_t nblocks)
+static void create_rank(uint32_t nblocks, uint32_t tp, struct kve_gather *gather)
 {
     struct kve_engine_options options = {.model = true,
+                                         .gather = gather,
                                          .instance = "e",
                                          .tenant = "t",
                                          .weights = 1,
-                                         .tp = 1,
+                                         .tp = tp,
                                          .pp = 1,
                                          .store_tp = 2,
                                          .nblocks = nblocks,
@@ -45,6 +46,10 @@ static void create(uint32_t nblocks)
     for (int i = 0; i < 256; i++) {
         prompt[i] = (i * 37 + i / 7) % 256;
     }
+}
+static void create(uint32_t nblocks)
+{
+    create_rank(nblocks, 1, NULL);
 }
 static void setup(void)
 {
@@ -360,6 +365,25 @@ Test(generate, blocks_that_a_put_still_holds_are_waited_for)
     cr_assert_eq(last.preempted, 0);
     says(want, true);
     json_decref(want);
+}
+
+Test(generate, an_engine_whose_other_rank_says_nothing_gives_up)
+{
+    struct kve_gather_mesh mesh;
+    struct kve_gather gather;
+
+    kve_engine_destroy(engine);
+    cr_assert_eq(kve_gather_mesh_open(2, &mesh), KVB_OK);
+    gather = (struct kve_gather){.n = 2, .wait_ms = 20, .fds = {-1, mesh.fds[0][1]}};
+    create_rank(64, 2, &gather);
+    ask(PROMPT, MORE, false, false);
+    for (int i = 0; i < 3; i++) {
+        (void)kve_engine_turn(engine);
+    }
+    looked_up(0);
+    (void)kve_engine_turn(engine);
+    cr_assert(engine->broken);
+    kve_gather_mesh_close(&mesh);
 }
 
 Test(generate, what_does_not_fit_is_refused)

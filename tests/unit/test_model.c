@@ -43,7 +43,7 @@ static void open_ranks(struct ranks *ranks, uint32_t tp, uint64_t seed)
         struct rank *rank = &ranks->rank[i];
         size_t bytes = (kve_model_weights_bytes(tp) + 63) / 64 * 64;
         memset(rank, 0, sizeof *rank);
-        rank->gather = (struct kve_gather){.rank = i, .n = tp};
+        rank->gather = (struct kve_gather){.rank = i, .n = tp, .wait_ms = 30000};
         memcpy(rank->gather.fds, mesh.fds[i], sizeof rank->gather.fds);
         cr_assert_eq(kve_model_create(i, tp, gather, &rank->gather, &rank->model), KVB_OK);
         rank->weights = aligned_alloc(64, bytes);
@@ -388,6 +388,18 @@ Test(model, a_rank_that_is_gone_ends_the_step)
     add_span(&many, &sequence, 16);
     run_rank(&many.rank[0]);
     cr_assert_eq(many.rank[0].status, KVB_ERR_DISCONNECTED);
+    close_ranks(&many);
+}
+
+Test(model, a_rank_that_says_nothing_ends_the_step)
+{
+    struct sequence sequence = prompt(7, 16, 0, 1);
+
+    open_ranks(&many, 2, 1);
+    many.rank[0].gather.wait_ms = 20;
+    add_span(&many, &sequence, 16);
+    run_rank(&many.rank[0]);
+    cr_assert_eq(many.rank[0].status, KVB_ERR_TIMEOUT);
     close_ranks(&many);
 }
 
