@@ -26,7 +26,8 @@
  * CUDA's error: NO_MEMORY (of the GPU or of the host), UNSUPPORTED (this GPU or driver cannot),
  * UNAVAILABLE (no driver, no GPU), else IO. A call that failed has changed nothing or says what it
  * has; it can be repeated. The runtime's own last error is as if nothing had been called, but for
- * errors that CUDA itself keeps (a lost context).
+ * errors that CUDA itself keeps: after a lost context no call works any more, nothing is given back
+ * but by the end of the process.
  */
 #include "kvplane.h"
 
@@ -181,7 +182,8 @@ KVPLANE_API void kvplane_cuda_get_ledger(const struct kvplane_cuda *kc,
  * else. A host function in a stream would wake sooner, but runs on a thread of CUDA's, never if the
  * context is lost, and has to be waited for at the end, however long that takes.
  *
- * Errors beside CUDA's: those of kvplane_put() for arguments; AGAIN: held_max are held.
+ * stream NULL: the legacy default stream. Errors beside CUDA's: INVALID and TOO_LARGE as
+ * kvplane_put(), which may find more when it is sent; AGAIN: held_max are held; BAD_STATE: closing.
  */
 KVPLANE_API int kvplane_cuda_put_after(struct kvplane_cuda *kc, struct CUevent_st *event,
                                        const struct kvplane_entry *entries, size_t n,

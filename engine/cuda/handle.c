@@ -290,10 +290,12 @@ static int look(struct kvplane *kv)
 
 int kvplane_cuda_wait(struct kvplane_cuda *kc, int timeout_ms)
 {
-    /* What there is to do already, or a session that is down: then nothing will ever happen. */
+    /* What there is to do already; or a session that is down, and no put for the GPU to end: then
+     * nothing will ever happen. */
     size_t held = kc->nheld;
     int result = turn(kc, look);
-    if (result != KVPLANE_ERR_TIMEOUT || kc->nheld < held) {
+    bool down = result == KVPLANE_ERR_DISCONNECTED;
+    if (kc->nheld < held || (result != KVPLANE_ERR_TIMEOUT && (!down || kc->nheld == 0))) {
         return result == KVPLANE_ERR_TIMEOUT ? KVPLANE_OK : result;
     }
     struct pollfd poll_fd = {.fd = kc->epoll_fd, .events = POLLIN};

@@ -265,7 +265,7 @@ static int check(struct kvplane_cuda *kc, uint64_t len, const char *tag)
         return kve_cuda_refuse(kc, KVPLANE_ERR_INVALID,
                                "tag: must be 1 to 63 characters of A-Z a-z 0-9 . _ -");
     }
-    return len == 0 || len > INT64_MAX ? kve_cuda_refuse(kc, KVPLANE_ERR_INVALID, "len: 0")
+    return len == 0 || len > INT64_MAX ? kve_cuda_refuse(kc, KVPLANE_ERR_INVALID, "len: 0, or too large")
                                        : KVPLANE_OK;
 }
 

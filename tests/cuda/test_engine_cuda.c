@@ -78,10 +78,27 @@ static void on_release(void *ctx, struct kvplane_call *call, bool commit, const 
     kvplane_answer(call, t.release_result);
 }
 
+/* Of a restore that failed: all of it is there, or nothing is. */
+static void is_all_or_nothing(void)
+{
+    const char *call = fake_runtime_fired(atomic_load(&t.rig.control->fired_call));
+    struct kvplane_cuda_ledger now;
+    struct kvplane_state state = {0};
+    kvplane_cuda_get_ledger(t.kc, &now);
+    kvplane_cuda_state(t.kc, &state);
+    bool there = state.tags[0].residency == KVPLANE_RESIDENT;
+    cr_assert_eq(state.tags[1].residency, there ? KVPLANE_RESIDENT : KVPLANE_OFFLOADED, "%s", call);
+    cr_assert(there || state.tags[0].residency == KVPLANE_DISCARDED, "%s", call);
+    cr_assert_eq(now.mappings, there ? 2 : 0, "%s", call);
+}
+
 static void on_restore(void *ctx, struct kvplane_call *call, const char *const *tags, size_t ntags)
 {
     (void)ctx;
     t.restore_result = kvplane_cuda_restore(t.kc, tags, ntags);
+    if (t.restore_result != KVPLANE_OK) {
+        is_all_or_nothing();
+    }
     kvplane_answer(call, t.restore_result);
 }
 
@@ -699,6 +716,59 @@ Test(engine_cuda, a_release_drops_the_puts_that_would_send_what_comes_there_next
     run_until(is_ready, "ready");
     run_until(nothing_pending, "all");
     cr_assert_eq(get_block(t.memory, BLOCK, 0), KVPLANE_ERR_NOT_FOUND);
+    cleanup();
+}
+
+/* The lineage is left while a put waits: what was computed under the old token is not stored, also
+ * if the memory stays where it is. */
+Test(engine_cuda, a_put_that_was_held_across_a_leaving_is_refused, .timeout = 100, .fini = end)
+{
+    setup(0, 0);
+    struct outcome outcome = {0};
+    put_late(NULL, &outcome);
+    command("reset", "--reset-external", "true");
+    fake_runtime_pause(t.stream, false);
+    run_until(nothing_pending, "put");
+    cr_assert_eq(outcome.calls, 1);
+    cr_assert_eq(outcome.last, KVPLANE_ERR_FENCED, "%d", outcome.last);
+    cr_assert_eq(get_block(t.memory, BLOCK, 0), KVPLANE_ERR_NOT_FOUND);
+    cleanup();
+}
+
+static struct outcome again;
+
+/* A callback may put again, and may not process. */
+static void on_put_again(void *arg, const int *results, size_t n)
+{
+    on_put(arg, results, n);
+    cr_assert_eq(kvplane_cuda_process(t.kc), KVPLANE_ERR_BAD_STATE);
+    struct kvplane_slice slice;
+    struct kvplane_entry entry = entry_at(t.memory, BLOCK, 1, &slice);
+    cr_assert_eq(kvplane_cuda_put_after_stream(t.kc, t.stream, &entry, 1, on_put, &again),
+                 KVPLANE_OK);
+}
+
+Test(engine_cuda, a_callback_may_put_again, .timeout = 100, .fini = end)
+{
+    setup(0, 0);
+    struct outcome outcome = {0};
+    struct kvplane_slice slice;
+    struct kvplane_entry entry = entry_at(t.memory, BLOCK, 0, &slice);
+    cr_assert_eq(kvplane_cuda_put_after_stream(t.kc, t.stream, &entry, 1, on_put_again, &outcome),
+                 KVPLANE_OK);
+    run_until(nothing_pending, "both");
+    cr_assert(outcome.calls == 1 && outcome.stored == 1);
+    cr_assert(again.calls == 1 && again.stored == 1);
+    /* And one that is dropped: the callback runs in the release. */
+    const char *tags[] = {"kv_cache"};
+    const bool keep[] = {false};
+    fake_runtime_pause(t.stream, true);
+    cr_assert_eq(kvplane_cuda_put_after_stream(t.kc, t.stream, &entry, 1, on_put, &outcome),
+                 KVPLANE_OK);
+    cr_assert_eq(kvplane_cuda_release(t.kc, true, tags, keep, 1), KVPLANE_OK);
+    cr_assert(outcome.calls == 2 && outcome.last == KVPLANE_ERR_GENERATION);
+    cr_assert_eq(kvplane_cuda_restore(t.kc, tags, 1), KVPLANE_OK);
+    run_until(is_ready, "ready");
     cleanup();
 }
 
