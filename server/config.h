@@ -51,8 +51,8 @@
       "for trainers that give no versions and take all instances through each step in lockstep: "  \
       "the event that ends a step")                                                                \
     X(sleep_mode, SWITCH, "sleep-mode", "true", "",                                                \
-      "engines may give their memory up; false: /sleep (but for level 0) and "                     \
-      "/release_kv_cache_memory are refused, and it is not checked at start whether they could")   \
+      "engines may give their memory up; false: /sleep (but for level 0) and all that releases "   \
+      "memory are refused, and it is not checked at start whether they could")                     \
     X(mooncake_config, TEXT, "mooncake-config", "", "",                                            \
       "a JSON file of Mooncake's, of which is taken over what there is here, and only where "      \
       "nothing else gave it; also MOONCAKE_CONFIG_PATH")                                           \

@@ -1519,6 +1519,7 @@ Test(control, without_sleep_mode_memory_is_never_given_up)
         {KVP_ROUTE_release_kv_cache_memory, "", true},
         {KVP_ROUTE_release_memory_occupation, "", true},
         {KVP_ROUTE_release_memory, "tags=kv_cache", true},
+        {KVP_ROUTE_sleep, "level=1&instance=*", true},
         {KVP_ROUTE_sleep, "level=0", false},
         {KVP_ROUTE_wake_up, "", false},
         {KVP_ROUTE_pause, "", false},
