@@ -633,6 +633,8 @@ static CUresult fake_mem_unmap(CUdeviceptr address, size_t size)
     bool found = range != NULL;
     if (found) {
         (void)munmap(range->bytes, size);
+        (void)mmap((void *)range->at, size, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         (void)close(range->fd);
         range->size = 0;
         (void)atomic_fetch_sub(&control->mappings, 1);
@@ -649,6 +651,10 @@ static CUresult fake_mem_access(CUdeviceptr address, size_t size, const CUmemAcc
     struct range *range = find_exact(mapped, (uintptr_t)address, size);
     bool ok = range != NULL && count == 1 && desc->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
               is_device(desc->location.id) && desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (ok && atomic_load(&control->visible) != 0) {
+        ok = mmap((void *)range->at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                  range->fd, 0) != MAP_FAILED;
+    }
     if (ok) {
         range->access = true;
     }

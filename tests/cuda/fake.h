@@ -54,6 +54,8 @@ struct fake_cuda_control {
     uint32_t magic;
     /* set before a process opens the driver */
     int32_t ndevices;
+    /* The CPU reaches the device's addresses, too: for a kernel that is to pin what lies there. */
+    atomic_uint visible;
     atomic_uint no_dma_buf;  /* exports none */
     atomic_uint unordered;   /* what an RDMA device wrote is seen only after a flush */
     atomic_uint unflushable; /* which it does not have */
