@@ -292,23 +292,34 @@ static void fail_each_step(uint32_t rank, bool helper)
     instance_moves(&four);
 }
 
-Test(gpu_ranks, each_step_of_import_map_register_and_release_fails_once_on_each_rank,
-     .timeout = 300)
+static void on_rank(uint32_t rank)
 {
     setup(NULL);
-    for (uint32_t rank = 0; rank < four.n; rank++) {
-        fail_each_step(rank, true);
-    }
+    fail_each_step(rank, true);
+    fail_each_step(rank, false);
     cleanup();
 }
 
-Test(gpu_ranks, each_step_of_allocate_export_and_release_fails_once_on_each_rank, .timeout = 300)
+/* Import, map, register and release by the helper; allocate, export and release by the
+ * engine. */
+Test(gpu_ranks, each_step_fails_once_on_the_first_rank, .timeout = 100)
 {
-    setup(NULL);
-    for (uint32_t rank = 0; rank < four.n; rank++) {
-        fail_each_step(rank, false);
-    }
-    cleanup();
+    on_rank(0);
+}
+
+Test(gpu_ranks, each_step_fails_once_on_the_second_rank, .timeout = 100)
+{
+    on_rank(1);
+}
+
+Test(gpu_ranks, each_step_fails_once_on_the_third_rank, .timeout = 100)
+{
+    on_rank(2);
+}
+
+Test(gpu_ranks, each_step_fails_once_on_the_fourth_rank, .timeout = 100)
+{
+    on_rank(3);
 }
 
 /* ---- the protection taken out ---- */
