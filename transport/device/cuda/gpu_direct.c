@@ -11,11 +11,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NODES_MAX    64u
-#define IDLE_MS      120000u /* a node that nothing was moved to or from is left */
-#define LANES        2u      /* to a node: the one that always stands, and that of the rank */
-#define STOP_MS      1000u   /* moves that a region is taken from have ended by then */
-#define DRAIN_MS     200u    /* and may come to their own end until then */
+#define NODES_MAX 64u
+#define IDLE_MS   120000u /* a node that nothing was moved to or from is left */
+#define LANES     2u      /* to a node: the one that always stands, and that of the rank */
+#define STOP_MS   1000u   /* moves that a region is taken from have ended by then */
+#define DRAIN_MS  200u    /* and may come to their own end until then */
 
 struct direct_region {
     struct kvb_list link;
