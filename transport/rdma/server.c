@@ -10,6 +10,7 @@
 #include "body.h"
 #include "conn.h"
 #include "defaults.h"
+#include "door.h"
 #include "lane.h"
 #include "standing.h"
 
@@ -67,11 +68,8 @@ enum lane_phase {
 struct server_lane {
     struct rlane lane;
     struct kvt_rdma_server *server;
-    struct kvb_list link;
+    struct kvt_guest guest;
     enum lane_phase phase;
-    struct kvt_handshake shake;
-    char from[64];
-    void *session;
     struct kvb_list all; /* requests that are not over */
     struct kvb_list failed;
     struct kvb_list hashing;
@@ -81,14 +79,9 @@ struct server_lane {
 
 struct kvt_rdma_server {
     struct kvt_rdma_server_config config;
-    struct kvt_identity identity;
     struct rend end;
-    struct kvb_list lanes; /* admitted */
-    uint32_t admitted;
-    struct kvb_list strangers; /* the others, the oldest first: their number is no peer's loss */
-    uint32_t strangers_n;
     struct rlane_totals totals;
-    struct kvt_peer_stats counted;
+    struct kvt_door door;
     uint8_t *room; /* for the extents of one grant */
     uint32_t room_n;
 };
@@ -122,7 +115,7 @@ static struct request *request_new(struct server_lane *lane, const struct kvb_fr
         .type = frame->type,
         .ask = {.data = request->ask, .len = question->text_len},
         .body_len = question->body_len,
-        .session = lane->session,
+        .session = lane->guest.session,
     };
     kvb_list_init(&request->is.link);
     kvb_list_init(&request->failed);
@@ -274,7 +267,7 @@ static void request_answer(struct kvt_request *is, kvb_status_t status, const vo
         /* Its client may write there still, whatever became of it: no longer than this takes. */
         rdev_count(lane->server->config.device, KVT_RDMA_TAKEN_BACK);
         KVB_LOG_LIMITED(WARN, "rdma: granted memory is taken back from a client with its lane",
-                        KVB_STR("from", lane->from), KVB_STATUS(status));
+                        KVB_STR("from", lane->guest.from), KVB_STATUS(status));
         rlane_destroy_queue(&lane->lane, KVB_ERR_TIMEOUT);
     } else {
         send_answer(request, status, text, len, 0, 0);
@@ -316,7 +309,7 @@ static kvb_status_t on_question(struct server_lane *lane, const struct kvb_frame
     /* Answers that it has not made room for are of questions that it has open still. */
     if ((frame->flags & KVB_FRAME_REPLY) != 0 ||
         rwire_question_unpack(payload, frame->len, &question) != KVB_OK ||
-        (question.unhashed && lane->shake.version < KVT_RDMA_VERSION_UNHASHED) ||
+        (question.unhashed && lane->guest.shake.version < KVT_RDMA_VERSION_UNHASHED) ||
         lane->requests >= server->config.requests_max ||
         lane->lane.out.queued > server->config.requests_max || lane->text > TEXT_MAX) {
         return KVB_ERR_PROTOCOL;
@@ -325,7 +318,7 @@ static kvb_status_t on_question(struct server_lane *lane, const struct kvb_frame
     if (request == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    server->counted.transfers++;
+    server->door.counted.transfers++;
     server->config.ops->request(server->config.ctx, &request->is);
     return KVB_OK;
 }
@@ -354,9 +347,9 @@ static kvb_status_t on_done(struct server_lane *lane, const struct kvb_frame *fr
         return KVB_ERR_PROTOCOL;
     }
     if (status == KVB_ERR_CHECKSUM) {
-        server->counted.checksums++;
+        server->door.counted.checksums++;
     } else if (status != KVB_OK) {
-        server->counted.abandoned++;
+        server->door.counted.abandoned++;
     }
     if (request->state == REQUEST_GRANTED && request->unhashed != NULL && status == KVB_OK) {
         request->state = REQUEST_HASHING;
@@ -375,7 +368,7 @@ static kvb_status_t on_done(struct server_lane *lane, const struct kvb_frame *fr
     server->totals.bytes_sent += status == KVB_OK ? request->is.body_len : 0;
     kvb_status_t said = ops->sent(server->config.ctx, &request->is);
     if (said != KVB_OK) {
-        server->counted.abandoned++;
+        server->door.counted.abandoned++;
     }
     rwire_verdict_pack(said, verdict);
     rlane_send(&lane->lane, RWIRE_VERDICT, 0, request->seq, &part, 1);
@@ -396,9 +389,7 @@ static kvb_status_t refuse(struct server_lane *lane, kvb_status_t why)
 {
     uint8_t payload[4];
     rwire_refusal_pack(why, payload);
-    KVB_LOG_LIMITED(
-        WARN, "rdma: a connection was refused", KVB_STR("from", lane->from), KVB_STATUS(why),
-        KVB_STR("reason", why == KVB_ERR_REFUSED ? "not the same secret" : kvb_status_text(why)));
+    kvt_door_refused(&lane->server->door, &lane->guest, why);
     send_shake(lane, RWIRE_REFUSED, payload, sizeof payload);
     lane->phase = LANE_REFUSED;
     return KVB_OK;
@@ -406,7 +397,7 @@ static kvb_status_t refuse(struct server_lane *lane, kvb_status_t why)
 
 static kvb_status_t on_hello(struct server_lane *lane, const uint8_t *payload, size_t len)
 {
-    struct kvt_handshake *shake = &lane->shake;
+    struct kvt_handshake *shake = &lane->guest.shake;
     const struct kvt_rdma_server_config *config = &lane->server->config;
     kvb_status_t status = kvt_hello_take(&kvt_rdma_protocol, &config->common, config->sched->random,
                                          shake, payload, len);
@@ -418,50 +409,28 @@ static kvb_status_t on_hello(struct server_lane *lane, const uint8_t *payload, s
     return KVB_OK;
 }
 
-static bool too_many_from(struct kvt_rdma_server *server, const char *from)
-{
-    uint32_t n = 0;
-    kvb_list_each(&server->lanes, link)
-    {
-        n += strcmp(kvb_container_of(link, struct server_lane, link)->from, from) == 0;
-    }
-    return n >= server->config.lanes_each_max;
-}
-
-static bool has_room(struct kvt_rdma_server *server, const char *from)
-{
-    return server->admitted < server->config.lanes_max && !too_many_from(server, from);
-}
-
 static kvb_status_t on_proof(struct server_lane *lane, const uint8_t *proof)
 {
     struct kvt_rdma_server *server = lane->server;
     const struct kvt_rdma_server_config *config = &server->config;
     uint8_t identity[KVT_PAYLOAD_MAX];
     size_t identity_len = 0;
-    kvb_status_t status = kvt_proof_check(&kvt_rdma_protocol, &config->common, &lane->shake, proof);
-    if (status == KVB_OK && !has_room(server, lane->from)) { /* others were faster */
+    kvb_status_t status =
+        kvt_proof_check(&kvt_rdma_protocol, &config->common, &lane->guest.shake, proof);
+    if (status == KVB_OK &&
+        !kvt_door_has_room(&server->door, lane->guest.from)) { /* others were faster */
         return KVB_ERR_LIMIT;
     }
     if (status == KVB_OK) {
-        status = kvt_identity_make(&kvt_rdma_protocol, &config->common, &lane->shake,
-                                   &server->identity, identity, &identity_len);
-    }
-    if (status == KVB_OK) {
-        const struct kvt_lane who = {.from = lane->from, .features = lane->shake.features};
-        status = config->ops->opened(config->ctx, &who, &lane->session);
+        status = kvt_door_admit(&server->door, &lane->guest, &config->common, config->ops,
+                                config->ctx, identity, &identity_len);
     }
     if (status != KVB_OK) {
         return refuse(lane, status);
     }
     lane->phase = LANE_ADMITTED;
-    kvb_list_remove(&lane->link);
-    server->strangers_n--;
-    kvb_list_push_back(&server->lanes, &lane->link);
-    server->admitted++;
-    server->counted.connects++;
     send_shake(lane, RWIRE_ADMITTED, identity, identity_len);
-    rlane_admit(&lane->lane, lane->shake.their_silence_ms);
+    rlane_admit(&lane->lane, lane->guest.shake.their_silence_ms);
     return KVB_OK;
 }
 
@@ -552,15 +521,14 @@ static void lane_end(struct server_lane *lane)
     const struct kvt_rdma_server_config *config = &server->config;
 
     bool admitted = lane->phase == LANE_ADMITTED;
-    kvb_list_remove(&lane->link);
-    *(admitted ? &server->admitted : &server->strangers_n) -= 1;
+    kvt_door_leave(&server->door, &lane->guest, admitted);
     for (struct kvb_list *link; (link = kvb_list_first(&lane->all)) != NULL;) {
         struct request *request = kvb_container_of(link, struct request, link);
         config->ops->gone(config->ctx, &request->is);
         request_free(request);
     }
     if (admitted) {
-        config->ops->closed(config->ctx, lane->session);
+        config->ops->closed(config->ctx, lane->guest.session);
     }
     free(lane);
 }
@@ -570,11 +538,7 @@ static void lane_lost(struct rlane *base, kvb_status_t why)
     struct server_lane *lane = lane_of(base);
     struct kvt_rdma_server *server = lane->server;
     bool admitted = lane->phase == LANE_ADMITTED;
-    kvt_count_end(&server->counted, admitted, why);
-    if (why == KVB_ERR_PROTOCOL) {
-        KVB_LOG_LIMITED(WARN, "rdma: a client broke the protocol", KVB_STR("from", lane->from));
-    }
-    KVB_LOG(DEBUG, "rdma: a connection is closed", KVB_STR("from", lane->from), KVB_STATUS(why));
+    kvt_door_lost(&server->door, &lane->guest, admitted, why);
     lane_end(lane);
 }
 
@@ -599,6 +563,13 @@ static void on_event(struct rend *end, const struct rdma_cm_event *event, const 
 
 /* ---- the server ---- */
 
+static void set_limits(struct kvt_rdma_server *server)
+{
+    server->door.lanes_max = server->config.lanes_max;
+    server->door.lanes_each_max = server->config.lanes_each_max;
+    server->door.strangers_max = server->config.strangers_max;
+}
+
 kvb_status_t kvt_rdma_server_create(const struct kvt_rdma_server_config *given,
                                     struct kvt_rdma_server **server_p)
 {
@@ -615,10 +586,7 @@ kvb_status_t kvt_rdma_server_create(const struct kvt_rdma_server_config *given,
         return KVB_ERR_NO_MEMORY;
     }
     server->config = config;
-    server->identity.incarnation = config.incarnation;
-    memcpy(server->identity.name, config.name, strlen(config.name) + 1);
-    kvb_list_init(&server->lanes);
-    kvb_list_init(&server->strangers);
+    kvt_door_init(&server->door, "rdma", &kvt_rdma_protocol, config.name, config.incarnation);
     uint64_t lanes = (uint64_t)config.lanes_max + config.strangers_max;
     kvb_status_t status = rend_open(&server->end, config.device, config.sched, config.io,
                                     lanes < UINT32_MAX ? (uint32_t)lanes : UINT32_MAX);
@@ -631,6 +599,7 @@ kvb_status_t kvt_rdma_server_create(const struct kvt_rdma_server_config *given,
         server->config.strangers_max = fit > 4 ? fit / 4 : 1;
         server->config.lanes_max = fit - server->config.strangers_max;
     }
+    set_limits(server);
     server->end.event = on_event;
     *server_p = server;
     return KVB_OK;
@@ -639,7 +608,7 @@ kvb_status_t kvt_rdma_server_create(const struct kvt_rdma_server_config *given,
 static void end_all(struct kvb_list *lanes)
 {
     for (struct kvb_list *link; (link = kvb_list_first(lanes)) != NULL;) {
-        struct server_lane *lane = kvb_container_of(link, struct server_lane, link);
+        struct server_lane *lane = kvb_container_of(link, struct server_lane, guest.link);
         rlane_close(&lane->lane);
         lane_end(lane);
     }
@@ -650,8 +619,8 @@ void kvt_rdma_server_destroy(struct kvt_rdma_server *server)
     if (server == NULL) {
         return;
     }
-    end_all(&server->strangers);
-    end_all(&server->lanes);
+    end_all(&server->door.strangers);
+    end_all(&server->door.lanes);
     rend_close(&server->end);
     free(server->room);
     free(server);
@@ -662,22 +631,23 @@ kvb_status_t kvt_rdma_server_adopt(struct kvt_rdma_server *server, struct kvt_rd
     struct rwire_connect wants;
     char from[64];
     rconn_from(conn, from, sizeof from);
-    kvb_status_t status = has_room(server, from) ? rconn_wants(conn, &wants) : KVB_ERR_LIMIT;
+    kvb_status_t status =
+        kvt_door_has_room(&server->door, from) ? rconn_wants(conn, &wants) : KVB_ERR_LIMIT;
     struct server_lane *lane = status == KVB_OK ? calloc(1, sizeof *lane) : NULL;
     if (lane == NULL) {
         status = status == KVB_OK ? KVB_ERR_NO_MEMORY : status;
         rconn_reject(conn, status == KVB_ERR_PROTOCOL ? KVB_ERR_UNSUPPORTED : status);
         return status;
     }
-    if (server->strangers_n == server->config.strangers_max) {
-        struct kvb_list *oldest = kvb_list_first(&server->strangers);
-        struct server_lane *stranger = kvb_container_of(oldest, struct server_lane, link);
+    struct kvt_guest *oldest = kvt_door_oldest(&server->door);
+    if (oldest != NULL) {
+        struct server_lane *stranger = kvb_container_of(oldest, struct server_lane, guest);
         rlane_close(&stranger->lane);
         lane_lost(&stranger->lane, KVB_ERR_LIMIT);
     }
     rlane_init(&lane->lane);
     lane->server = server;
-    memcpy(lane->from, from, sizeof from);
+    memcpy(lane->guest.from, from, sizeof from);
     kvb_list_init(&lane->all);
     kvb_list_init(&lane->failed);
     kvb_list_init(&lane->hashing);
@@ -691,13 +661,12 @@ kvb_status_t kvt_rdma_server_adopt(struct kvt_rdma_server *server, struct kvt_rd
         free(lane);
         return status;
     }
-    kvb_list_push_back(&server->strangers, &lane->link);
-    server->strangers_n++;
+    kvt_door_enter(&server->door, &lane->guest);
     return KVB_OK;
 }
 
 void kvt_rdma_server_stats(const struct kvt_rdma_server *server, struct kvt_peer_stats *stats_p)
 {
-    kvt_stats_of(&server->counted, server->admitted, server->totals.heard_ns,
+    kvt_stats_of(&server->door.counted, server->door.admitted, server->totals.heard_ns,
                  server->totals.bytes_sent, server->totals.bytes_received, stats_p);
 }

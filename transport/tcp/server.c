@@ -9,6 +9,7 @@
  * (the text of its answer) stays until it was sent.
  */
 #include "defaults.h"
+#include "door.h"
 #include "handshake.h"
 #include "lane.h"
 #include "standing.h"
@@ -67,11 +68,8 @@ enum lane_phase {
 struct kvt_tcp_lane {
     struct lane lane; /* first: its alignment */
     struct kvt_tcp_server *server;
-    struct kvb_list link;
+    struct kvt_guest guest;
     enum lane_phase phase;
-    struct kvt_handshake shake;
-    char from[KVT_NET_FROM_MAX];
-    void *session;
     struct kvb_list all;     /* requests, until their answer was sent */
     struct kvb_list answers; /* of them, those to be sent */
     struct kvb_list spare;   /* to be used again */
@@ -83,13 +81,8 @@ struct kvt_tcp_lane {
 
 struct kvt_tcp_server {
     struct kvt_tcp_server_config config;
-    struct kvt_identity identity;
-    struct kvb_list lanes; /* admitted */
-    uint32_t admitted;
-    struct kvb_list strangers; /* the others, the oldest first: their number is no peer's loss */
-    uint32_t strangers_n;
     struct lane_totals totals;
-    struct kvt_peer_stats counted;
+    struct kvt_door door;
 };
 
 static struct kvt_tcp_lane *lane_of(struct lane *lane)
@@ -133,7 +126,7 @@ static struct request *request_new(struct kvt_tcp_lane *lane, const struct tcp_h
         .type = head->frame.type,
         .ask = {.data = ask, .len = head->text_len},
         .body_len = head->body_len,
-        .session = lane->session,
+        .session = lane->guest.session,
     };
     kvb_list_init(&request->is.link);
     request->lane = lane;
@@ -324,7 +317,7 @@ static kvb_status_t lane_frame(struct lane *base, const struct tcp_head *head, c
     if (request == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    server->counted.transfers++;
+    server->door.counted.transfers++;
     lane->asking = head->body_len > 0 ? request : NULL;
     server->config.ops->request(server->config.ctx, &request->is);
     update_hold(lane);
@@ -340,9 +333,9 @@ static kvb_status_t lane_body(struct lane *base, kvb_status_t status, uint64_t c
         return KVB_OK;
     }
     if (status == KVB_ERR_CHECKSUM) {
-        server->counted.checksums++;
+        server->door.counted.checksums++;
     } else if (status != KVB_OK) {
-        server->counted.abandoned++;
+        server->door.counted.abandoned++;
     }
     lane->asking = NULL;
     request->state = REQUEST_RECEIVED;
@@ -385,7 +378,7 @@ static kvb_status_t lane_verdict(struct lane *base, kvb_status_t status, uint64_
     request->state = REQUEST_OVER;
     status = server->config.ops->sent(server->config.ctx, &request->is);
     if (status != KVB_OK) {
-        server->counted.abandoned++;
+        server->door.counted.abandoned++;
     }
     *checksum_p = request->checksum;
     return status;
@@ -405,16 +398,14 @@ static kvb_status_t refuse(struct kvt_tcp_lane *lane, kvb_status_t why)
 {
     uint8_t payload[4];
     kvb_le_put32(payload, (uint32_t)why);
-    KVB_LOG_LIMITED(
-        WARN, "tcp: a connection was refused", KVB_STR("from", lane->from), KVB_STATUS(why),
-        KVB_STR("reason", why == KVB_ERR_REFUSED ? "not the same secret" : kvb_status_text(why)));
+    kvt_door_refused(&lane->server->door, &lane->guest, why);
     lane_message(&lane->lane, TCP_REFUSED, payload, sizeof payload);
     return why;
 }
 
 static kvb_status_t on_hello(struct kvt_tcp_lane *lane, const uint8_t *payload, size_t len)
 {
-    struct kvt_handshake *shake = &lane->shake;
+    struct kvt_handshake *shake = &lane->guest.shake;
     const struct kvt_tcp_server_config *config = &lane->server->config;
     kvb_status_t status = kvt_hello_take(&kvt_tcp_protocol, &config->common, config->sched->random,
                                          shake, payload, len);
@@ -426,50 +417,28 @@ static kvb_status_t on_hello(struct kvt_tcp_lane *lane, const uint8_t *payload, 
     return KVB_OK;
 }
 
-static bool too_many_from(struct kvt_tcp_server *server, const char *from)
-{
-    uint32_t n = 0;
-    kvb_list_each(&server->lanes, link)
-    {
-        n += strcmp(kvb_container_of(link, struct kvt_tcp_lane, link)->from, from) == 0;
-    }
-    return n >= server->config.lanes_each_max;
-}
-
-static bool has_room(struct kvt_tcp_server *server, const char *from)
-{
-    return server->admitted < server->config.lanes_max && !too_many_from(server, from);
-}
-
 static kvb_status_t on_proof(struct kvt_tcp_lane *lane, const uint8_t *proof)
 {
     struct kvt_tcp_server *server = lane->server;
     const struct kvt_tcp_server_config *config = &server->config;
     uint8_t identity[KVT_PAYLOAD_MAX];
     size_t identity_len;
-    kvb_status_t status = kvt_proof_check(&kvt_tcp_protocol, &config->common, &lane->shake, proof);
-    if (status == KVB_OK && !has_room(server, lane->from)) { /* others were faster */
+    kvb_status_t status =
+        kvt_proof_check(&kvt_tcp_protocol, &config->common, &lane->guest.shake, proof);
+    if (status == KVB_OK &&
+        !kvt_door_has_room(&server->door, lane->guest.from)) { /* others were faster */
         return KVB_ERR_LIMIT;
     }
     if (status == KVB_OK) {
-        status = kvt_identity_make(&kvt_tcp_protocol, &config->common, &lane->shake,
-                                   &server->identity, identity, &identity_len);
-    }
-    if (status == KVB_OK) {
-        const struct kvt_lane who = {.from = lane->from, .features = lane->shake.features};
-        status = config->ops->opened(config->ctx, &who, &lane->session);
+        status = kvt_door_admit(&server->door, &lane->guest, &config->common, config->ops,
+                                config->ctx, identity, &identity_len);
     }
     if (status != KVB_OK) {
         return refuse(lane, status);
     }
     lane->phase = LANE_ADMITTED;
-    kvb_list_remove(&lane->link);
-    server->strangers_n--;
-    kvb_list_push_back(&server->lanes, &lane->link);
-    server->admitted++;
-    server->counted.connects++;
     lane_message(&lane->lane, TCP_ADMITTED, identity, identity_len);
-    lane_admit(&lane->lane, lane->shake.their_silence_ms);
+    lane_admit(&lane->lane, lane->guest.shake.their_silence_ms);
     return KVB_OK;
 }
 
@@ -495,8 +464,7 @@ static void lane_end(struct kvt_tcp_lane *lane)
     bool admitted = lane->phase == LANE_ADMITTED;
 
     lane_close(&lane->lane);
-    kvb_list_remove(&lane->link);
-    *(admitted ? &server->admitted : &server->strangers_n) -= 1;
+    kvt_door_leave(&server->door, &lane->guest, admitted);
     for (struct kvb_list *link; (link = kvb_list_first(&lane->all)) != NULL;) {
         struct request *request = kvb_container_of(link, struct request, all);
         if (request->state != REQUEST_OVER) {
@@ -509,7 +477,7 @@ static void lane_end(struct kvt_tcp_lane *lane)
         free(kvb_container_of(link, struct request, all));
     }
     if (admitted) {
-        config->ops->closed(config->ctx, lane->session);
+        config->ops->closed(config->ctx, lane->guest.session);
     }
     free(lane);
 }
@@ -519,11 +487,7 @@ static void lane_lost(struct lane *base, kvb_status_t why)
     struct kvt_tcp_lane *lane = lane_of(base);
     struct kvt_tcp_server *server = lane->server;
     bool admitted = lane->phase == LANE_ADMITTED;
-    kvt_count_end(&server->counted, admitted, why);
-    if (why == KVB_ERR_PROTOCOL) {
-        KVB_LOG_LIMITED(WARN, "tcp: a client broke the protocol", KVB_STR("from", lane->from));
-    }
-    KVB_LOG(DEBUG, "tcp: a connection is closed", KVB_STR("from", lane->from), KVB_STATUS(why));
+    kvt_door_lost(&server->door, &lane->guest, admitted, why);
     lane_end(lane);
 }
 
@@ -538,6 +502,13 @@ static const struct lane_ops lane_ops = {
 };
 
 /* ---- the server ---- */
+
+static void set_limits(struct kvt_tcp_server *server)
+{
+    server->door.lanes_max = server->config.lanes_max;
+    server->door.lanes_each_max = server->config.lanes_each_max;
+    server->door.strangers_max = server->config.strangers_max;
+}
 
 kvb_status_t kvt_tcp_server_create(const struct kvt_tcp_server_config *given,
                                    struct kvt_tcp_server **server_p)
@@ -554,13 +525,9 @@ kvb_status_t kvt_tcp_server_create(const struct kvt_tcp_server_config *given,
     if (server == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    *server = (struct kvt_tcp_server){
-        .config = config,
-        .identity = {.incarnation = config.incarnation},
-    };
-    memcpy(server->identity.name, config.name, strlen(config.name) + 1);
-    kvb_list_init(&server->lanes);
-    kvb_list_init(&server->strangers);
+    *server = (struct kvt_tcp_server){.config = config};
+    kvt_door_init(&server->door, "tcp", &kvt_tcp_protocol, config.name, config.incarnation);
+    set_limits(server);
     *server_p = server;
     return KVB_OK;
 }
@@ -568,7 +535,7 @@ kvb_status_t kvt_tcp_server_create(const struct kvt_tcp_server_config *given,
 static void end_all(struct kvb_list *lanes)
 {
     for (struct kvb_list *link; (link = kvb_list_first(lanes)) != NULL;) {
-        lane_end(kvb_container_of(link, struct kvt_tcp_lane, link));
+        lane_end(kvb_container_of(link, struct kvt_tcp_lane, guest.link));
     }
 }
 
@@ -577,8 +544,8 @@ void kvt_tcp_server_destroy(struct kvt_tcp_server *server)
     if (server == NULL) {
         return;
     }
-    end_all(&server->strangers);
-    end_all(&server->lanes);
+    end_all(&server->door.strangers);
+    end_all(&server->door.lanes);
     free(server);
 }
 
@@ -587,7 +554,7 @@ static kvb_status_t adopt(struct kvt_tcp_server *server, struct kvt_socket *sock
     const struct kvt_tcp_server_config *config = &server->config;
     char from[KVT_NET_FROM_MAX];
     config->common.net->ops->from(socket, from);
-    if (!has_room(server, from)) {
+    if (!kvt_door_has_room(&server->door, from)) {
         return KVB_ERR_LIMIT;
     }
     struct kvt_tcp_lane *lane = aligned_alloc(LANE_ALIGN, sizeof *lane);
@@ -595,7 +562,7 @@ static kvb_status_t adopt(struct kvt_tcp_server *server, struct kvt_socket *sock
         return KVB_ERR_NO_MEMORY;
     }
     *lane = (struct kvt_tcp_lane){.server = server};
-    memcpy(lane->from, from, sizeof from);
+    memcpy(lane->guest.from, from, sizeof from);
     kvb_list_init(&lane->all);
     kvb_list_init(&lane->answers);
     kvb_list_init(&lane->spare);
@@ -605,12 +572,11 @@ static kvb_status_t adopt(struct kvt_tcp_server *server, struct kvt_socket *sock
         free(lane);
         return status;
     }
-    if (server->strangers_n == config->strangers_max) {
-        struct kvb_list *oldest = kvb_list_first(&server->strangers);
-        lane_lost(&kvb_container_of(oldest, struct kvt_tcp_lane, link)->lane, KVB_ERR_LIMIT);
+    struct kvt_guest *oldest = kvt_door_oldest(&server->door);
+    if (oldest != NULL) {
+        lane_lost(&kvb_container_of(oldest, struct kvt_tcp_lane, guest)->lane, KVB_ERR_LIMIT);
     }
-    kvb_list_push_back(&server->strangers, &lane->link);
-    server->strangers_n++;
+    kvt_door_enter(&server->door, &lane->guest);
     return KVB_OK;
 }
 
@@ -632,6 +598,6 @@ kvb_status_t kvt_tcp_server_adopt(struct kvt_tcp_server *server, int fd)
 
 void kvt_tcp_server_stats(const struct kvt_tcp_server *server, struct kvt_peer_stats *stats_p)
 {
-    kvt_stats_of(&server->counted, server->admitted, server->totals.heard_ns,
+    kvt_stats_of(&server->door.counted, server->door.admitted, server->totals.heard_ns,
                  server->totals.bytes_sent, server->totals.bytes_received, stats_p);
 }
