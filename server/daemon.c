@@ -18,6 +18,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,6 +214,12 @@ static void on_stop_bound(struct kvb_timer *timer)
 static void on_signalled(void *ctx, int signum)
 {
     struct kvp_daemon *daemon = ctx;
+    if (signum == SIGHUP) {
+        if (daemon->http != NULL) {
+            kvp_program_reload(daemon->config->token_file, daemon->http);
+        }
+        return;
+    }
     KVB_LOG(INFO, "stopping", KVB_STR("signal", strsignal(signum)));
     if (daemon->stopping) { /* the rest is bounded anyway */
         if (daemon->leaves) {
@@ -248,6 +255,7 @@ static bool on_is_stopping(void *ctx)
 
 static void on_answered(void *ctx, const struct kvp_http_answered *answered)
 {
+    kvp_program_audit(answered);
     kvp_collect_answered(&((struct kvp_daemon *)ctx)->collect, answered);
 }
 

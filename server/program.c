@@ -10,6 +10,8 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -186,6 +188,50 @@ kvb_status_t kvp_program_http(const struct kvp_program_rest *rest,
     explicit_bzero(tokens, KVP_HTTP_TOKENS_MAX * sizeof *tokens);
     free(tokens);
     return status;
+}
+
+void kvp_program_reload(const char *token_file, struct kvp_http *http)
+{
+    struct kvp_http_token *tokens = calloc(KVP_HTTP_TOKENS_MAX, sizeof *tokens);
+    uint32_t n = 0;
+    kvb_status_t status = tokens == NULL ? KVB_ERR_NO_MEMORY : read_tokens(token_file, tokens, &n);
+
+    if (status == KVB_OK && n == 0) {
+        KVB_LOG(INFO, "there is no token file to be read anew");
+    } else if (status == KVB_OK) {
+        status = kvp_http_set_tokens(http, tokens, n);
+    }
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, "the tokens stay as they were", KVB_STATUS(status));
+    } else if (n > 0) {
+        KVB_LOG(INFO, "tokens were read anew", KVB_U64("tokens", n));
+    }
+    if (tokens != NULL) {
+        explicit_bzero(tokens, KVP_HTTP_TOKENS_MAX * sizeof *tokens);
+        free(tokens);
+    }
+}
+
+void kvp_program_audit(const struct kvp_http_answered *answered)
+{
+    char from[KVP_ADDRESS_MAX] = "-";
+
+    if (answered->route == NULL || answered->route->role != KVP_ROLE_ADMIN) {
+        return;
+    }
+    if (answered->from != NULL) {
+        socklen_t len = answered->from->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                                              : sizeof(struct sockaddr_in);
+        if (getnameinfo(answered->from, len, from, sizeof from, NULL, 0, NI_NUMERICHOST) != 0) {
+            strcpy(from, "-");
+        }
+    }
+    kvb_log_request(answered->request_id);
+    KVB_LOG(INFO, "audit", KVB_STR("operation", answered->route->operation),
+            KVB_STR("instance", answered->instance[0] != '\0' ? answered->instance : NULL),
+            KVB_STR("from", from), KVB_U64("token", answered->token),
+            KVB_U64("http_status", answered->http_status), KVB_MS("took", answered->took_ns));
+    kvb_log_request(NULL);
 }
 
 /* ---- the cluster ---- */

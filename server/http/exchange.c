@@ -95,7 +95,6 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
     struct kvp_http *http = cls;
     struct kvp_exchange *exchange = *con_cls;
 
-    (void)mhd;
     (void)code;
     *con_cls = NULL;
     if (exchange == NULL) {
@@ -105,10 +104,17 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
                (exchange->phase != KVP_SUBMITTED || exchange->http_status != 0));
     uint64_t now_ns = kvb_now_ns(http->config.clock);
     if (http->config.ops->answered != NULL && exchange->http_status != 0) {
+        const union MHD_ConnectionInfo *from =
+            MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
         http->config.ops->answered(
-            http->config.ctx, &(struct kvp_http_answered){.route = exchange->request.route,
-                                                          .http_status = exchange->http_status,
-                                                          .took_ns = now_ns - exchange->begun_ns});
+            http->config.ctx,
+            &(struct kvp_http_answered){.route = exchange->request.route,
+                                        .http_status = exchange->http_status,
+                                        .took_ns = now_ns - exchange->begun_ns,
+                                        .request_id = exchange->request.request_id,
+                                        .instance = exchange->request.instance,
+                                        .from = from != NULL ? from->client_addr : NULL,
+                                        .token = exchange->token});
     }
     kvb_log_request(exchange->request.request_id);
     KVB_LOG(TRACE, "request answered",

@@ -19,11 +19,31 @@ static bool sane_request_id(const char *id)
     return len > 0 && len < KVB_REQUEST_ID_MAX && id[len] == '\0';
 }
 
+/* Of a W3C traceparent, 00-TRACE-PARENT-FLAGS, the trace id: what belongs together in a tracing
+ * system then does so in the log. */
+static bool trace_id(const char *text, char id[KVB_ID_HEX_LEN + 1])
+{
+    static const char hex[] = "0123456789abcdef";
+    if (text == NULL || strlen(text) < 55 || strncmp(text, "ff", 2) == 0 ||
+        strspn(text, hex) != 2 || text[2] != '-' || strspn(text + 3, hex) != 32 ||
+        text[35] != '-' || strspn(text + 36, hex) != 16 || text[52] != '-' ||
+        strspn(text + 3, "0") == 32) {
+        return false;
+    }
+    memcpy(id, text + 3, KVB_ID_HEX_LEN);
+    id[KVB_ID_HEX_LEN] = '\0';
+    return true;
+}
+
 static void name_request(struct kvp_exchange *exchange)
 {
     const char *given = header(exchange, "X-Request-Id");
     char hex[KVB_ID_HEX_LEN + 1];
 
+    if ((given == NULL || !sane_request_id(given)) &&
+        trace_id(header(exchange, "traceparent"), hex)) {
+        given = hex;
+    }
     if (given == NULL || !sane_request_id(given)) {
         kvb_id_format(kvb_id_draw(exchange->http->config.random), hex);
         given = hex;
@@ -57,7 +77,7 @@ static bool same_secret(const char a[KVP_HTTP_TOKEN_MAX], const char b[KVP_HTTP_
 
 static void check_token(struct kvp_exchange *exchange)
 {
-    const struct kvp_http *http = exchange->http;
+    struct kvp_http *http = exchange->http;
     const char *given = header(exchange, MHD_HTTP_HEADER_AUTHORIZATION);
     char secret[KVP_HTTP_TOKEN_MAX] = {0};
     bool known = false;
@@ -70,11 +90,14 @@ static void check_token(struct kvp_exchange *exchange)
         strlen(given + 7) < KVP_HTTP_TOKEN_MAX) {
         strncpy(secret, given + 7, sizeof secret - 1);
     }
-    for (uint32_t i = 0; i < http->config.ntokens; i++) {
+    pthread_mutex_lock(&http->lock);
+    for (uint32_t i = 0; i < http->ntokens; i++) {
         bool same = same_secret(secret, http->tokens[i].secret);
         known |= same;
         allowed |= same && http->tokens[i].role >= exchange->request.route->role;
+        exchange->token = same && secret[0] != '\0' ? i + 1 : exchange->token;
     }
+    pthread_mutex_unlock(&http->lock);
     if (!known || secret[0] == '\0') {
         kvp_exchange_refuse(exchange, 401, NULL,
                             "this needs an Authorization: Bearer header with a valid token");

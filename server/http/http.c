@@ -74,21 +74,31 @@ static uint32_t connections_allowed(uint32_t wanted)
     return wanted > CONNECTIONS_MIN ? wanted : CONNECTIONS_MIN;
 }
 
-static kvb_status_t copy_tokens(struct kvp_http *http, const struct kvp_http_config *config)
+static kvb_status_t copy_tokens(struct kvp_http *http, const struct kvp_http_token *tokens,
+                                uint32_t ntokens)
 {
-    if (config->ntokens > KVP_HTTP_TOKENS_MAX) {
+    if (ntokens > KVP_HTTP_TOKENS_MAX) {
         KVB_LOG(ERROR, "too many tokens", KVB_U64("max", KVP_HTTP_TOKENS_MAX));
         return KVB_ERR_INVALID;
     }
-    http->tokens = calloc(config->ntokens + 1, sizeof *http->tokens);
-    if (http->tokens == NULL) {
-        return KVB_ERR_NO_MEMORY;
-    }
-    for (uint32_t i = 0; i < config->ntokens; i++) {
-        http->tokens[i] = config->tokens[i];
+    pthread_mutex_lock(&http->lock);
+    explicit_bzero(http->tokens, sizeof http->tokens);
+    for (uint32_t i = 0; i < ntokens; i++) {
+        http->tokens[i] = tokens[i];
         http->tokens[i].secret[KVP_HTTP_TOKEN_MAX - 1] = '\0';
     }
+    http->ntokens = ntokens;
+    pthread_mutex_unlock(&http->lock);
     return KVB_OK;
+}
+
+kvb_status_t kvp_http_set_tokens(struct kvp_http *http, const struct kvp_http_token *tokens,
+                                 uint32_t ntokens)
+{
+    if (http->config.ntokens == 0 || ntokens == 0) {
+        return KVB_ERR_BAD_STATE;
+    }
+    return copy_tokens(http, tokens, ntokens);
 }
 
 static void init_lock(struct kvp_http *http)
@@ -137,7 +147,7 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
                                                                           : KVP_HTTP_CONNECTIONS));
     init_lock(http);
     kvb_list_init(&http->streams);
-    kvb_status_t status = copy_tokens(http, config);
+    kvb_status_t status = copy_tokens(http, config->tokens, config->ntokens);
     if (status != KVB_OK) {
         goto err_tokens;
     }
@@ -165,7 +175,6 @@ err_parser:
 err_listener:
     close(http->listener);
 err_tokens:
-    free(http->tokens);
     pthread_cond_destroy(&http->paid);
     pthread_mutex_destroy(&http->lock);
     free(http);
@@ -207,7 +216,6 @@ void kvp_http_stop(struct kvp_http *http)
     MHD_stop_daemon(http->mhd);
     kvp_parser_cleanup(http);
     kvb_assert(http->connections.n == 0);
-    free(http->tokens);
     pthread_cond_destroy(&http->paid);
     pthread_mutex_destroy(&http->lock);
     free(http);

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 
 #include <stdint.h>
+#include <sys/socket.h>
 
 /*
  * The REST server: one libmicrohttpd thread that never waits. A probe is answered at once from the
@@ -44,6 +45,11 @@ struct kvp_http_answered {
     const struct kvp_route *route;
     unsigned http_status;
     uint64_t took_ns; /* from its request line to the last byte of the answer */
+    const char *request_id;
+    const char *instance;        /* "": none was named */
+    const struct sockaddr *from; /* NULL: not known */
+    uint32_t token; /* which, from 1 in the order they were given; 0: none was asked for, or it
+                       was none */
 };
 
 /* What the server asks its program, on the HTTP thread; none of it may wait. */
@@ -85,6 +91,11 @@ struct kvp_http;
 KVB_MUST_USE kvb_status_t kvp_http_start(const struct kvp_http_config *config,
                                          struct kvp_http **http_p);
 uint16_t kvp_http_port(const struct kvp_http *http);
+/* Any thread: these, at most KVP_HTTP_TOKENS_MAX and at least one, instead of those it has; copied.
+ * BAD_STATE: it was started without, and asks for none. */
+KVB_MUST_USE kvb_status_t kvp_http_set_tokens(struct kvp_http *http,
+                                              const struct kvp_http_token *tokens,
+                                              uint32_t ntokens);
 /* Any thread: streams have more to say. beat: those that have not say that they live, so that
  * clients, proxies and this server notice when the other end is gone; every few seconds. */
 void kvp_http_wake(struct kvp_http *http, bool beat);

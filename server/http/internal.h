@@ -41,6 +41,7 @@ struct kvp_exchange {
     uint64_t received; /* bytes of body, kept or dropped */
     bool owed;         /* counted in http->owed */
     bool close;        /* after the answer */
+    uint32_t token;    /* that it came with, from 1 */
     /* What was decided, by a check or by reply(): the answer. http_status 0: nothing yet. */
     unsigned http_status;
     json_t *json;
@@ -60,7 +61,6 @@ struct kvp_http {
     /* immutable after start */
     struct MHD_Daemon *mhd;
     struct kvp_http_config config;
-    struct kvp_http_token *tokens;
     uint16_t port;
     int listener;     /* libmicrohttpd's until quiesced */
     pthread_t parser; /* reads large bodies */
@@ -72,6 +72,8 @@ struct kvp_http {
     sem_t parser_woken;
     atomic_bool parser_stopping;
     /* guarded by lock */
+    struct kvp_http_token tokens[KVP_HTTP_TOKENS_MAX];
+    uint32_t ntokens;
     pthread_mutex_t lock;
     pthread_cond_t paid; /* owed became 0 */
     uint32_t owed;       /* whole requests not yet completed */

@@ -18,6 +18,7 @@
 #include "store/node.h"
 #include "transport/transport.h"
 
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,6 +131,12 @@ static void on_woken(void *ctx)
 static void on_signalled(void *ctx, int signum)
 {
     struct kvp_store *store = ctx;
+    if (signum == SIGHUP) {
+        if (store->http != NULL) {
+            kvp_program_reload(store->config->token_file, store->http);
+        }
+        return;
+    }
     KVB_LOG(INFO, "asked to leave", KVB_STR("signal", strsignal(signum)));
     if (!atomic_load(&store->draining)) {
         drain(store);
@@ -213,6 +220,7 @@ static bool on_is_stopping(void *ctx)
 
 static void on_answered(void *ctx, const struct kvp_http_answered *answered)
 {
+    kvp_program_audit(answered);
     kvp_collect_answered(&((struct kvp_store *)ctx)->collect, answered);
 }
 

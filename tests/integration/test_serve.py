@@ -189,6 +189,27 @@ class Serve(harness.Case):
         self.assertEqual(daemon.get("/v1/kvplane/instances", headers=reader)[0], 200)
         self.assertEqual(daemon.post("/pause", headers=reader)[0], 403)
         self.assertEqual(daemon.post("/pause", headers=admin)[0], 200)
+        # Every call that acts leaves its line: what, who, from where, how it ended. No secret does.
+        lines = [line for line in daemon.stderr().splitlines() if "msg=audit" in line]
+        self.assertEqual(len(lines), 3, lines)
+        for line, token, status in zip(lines, (0, 2, 1), (401, 403, 200)):
+            for word in ("operation=pause", "from=127.0.0.1", f"token={token}", f"http_status={status}"):
+                self.assertIn(word, line)
+        self.assertNotIn("s3cret", daemon.stderr())
+        # SIGHUP: other tokens, at once; a file that is wrong changes nothing.
+        with open(path, "w", encoding="utf-8") as tokens:
+            tokens.write("admin an0ther
+")
+        daemon.popen.send_signal(signal.SIGHUP)
+        other = {"Authorization": "Bearer an0ther"}
+        harness.until("the new token", lambda: daemon.post("/resume", headers=other)[0] == 200)
+        self.assertEqual(daemon.post("/pause", headers=admin)[0], 401)
+        with open(path, "w", encoding="utf-8") as tokens:
+            tokens.write("# none
+")
+        daemon.popen.send_signal(signal.SIGHUP)
+        harness.until("the refusal", lambda: "the tokens stay as they were" in daemon.stderr())
+        self.assertEqual(daemon.post("/pause", headers=other)[0], 200)
         self.clean(engine, daemon)
 
     def test_an_engine_may_claim_only_the_tenants_of_the_config(self):

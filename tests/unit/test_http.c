@@ -1208,7 +1208,69 @@ Test(http_own, every_answer_is_counted_once)
     cr_expect_eq(atomic_load(&seen_status), 200 + 400 + 404 + 405);
 }
 
+Test(http, a_request_is_named_as_its_client_or_its_trace_names_it)
+{
+    static const struct {
+        const char *headers;
+        const char *id; /* NULL: a new one */
+    } cases[] = {
+        {"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n",
+         "0af7651916cd43dd8448eb211c80319c"},
+        {"X-Request-Id: mine\r\n"
+         "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n",
+         "mine"},
+        {"traceparent: cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more\r\n",
+         "0af7651916cd43dd8448eb211c80319c"}, /* of a later version */
+        {"traceparent: 00-00000000000000000000000000000000-b7ad6b7169203331-01\r\n", NULL},
+        {"traceparent: ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n", NULL},
+        {"traceparent: 00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01\r\n", NULL},
+        {"traceparent: 00-0af7651916cd43dd8448eb211c80319c\r\n", NULL},
+        {"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920333-101\r\n", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct http_answer answer = http_ask(rest.port, "GET", "/health", cases[i].headers, NULL);
+        const char *id = http_header(&answer, "X-Request-Id");
+        cr_assert_not_null(id);
+        if (cases[i].id != NULL) {
+            cr_expect_str_eq(id, cases[i].id);
+        } else {
+            cr_expect_eq(strlen(id), 32);
+            cr_expect_null(strstr(cases[i].headers, id), "%zu", i);
+        }
+        http_answer_free(&answer);
+    }
+}
+
 /* ---- tokens ---- */
+
+Test(http_own, tokens_that_are_read_anew_take_the_place_of_the_old)
+{
+    static const struct kvp_http_token first[] = {{"first", KVP_ROLE_ADMIN}};
+    static const struct kvp_http_token second[] = {{"second", KVP_ROLE_ADMIN},
+                                                   {"third", KVP_ROLE_READ}};
+    static const char *const headers[] = {
+        "Authorization: Bearer first\r\n", "Authorization: Bearer second\r\n",
+        "Authorization: Bearer third\r\n", "Authorization: Bearer \r\n"};
+    static const int statuses[2][4] = {{200, 401, 401, 401}, {401, 200, 403, 401}};
+    struct kvp_http_config config = {.tokens = first, .ntokens = 1};
+
+    rest_start(&rest, &config, 0);
+    for (int anew = 0; anew < 2; anew++) {
+        if (anew) {
+            cr_assert_eq(kvp_http_set_tokens(rest.http, second, 2), KVB_OK);
+        }
+        for (int i = 0; i < 4; i++) {
+            struct http_answer answer = http_ask(rest.port, "POST", "/pause", headers[i], NULL);
+            cr_expect_eq(answer.status, statuses[anew][i], "%d %d: %d", anew, i, answer.status);
+            http_answer_free(&answer);
+        }
+    }
+    cr_assert_eq(kvp_http_set_tokens(rest.http, second, 0), KVB_ERR_BAD_STATE); /* never open */
+    rest_stop(&rest);
+    rest_start(&rest, NULL, 0);
+    cr_assert_eq(kvp_http_set_tokens(rest.http, second, 2), KVB_ERR_BAD_STATE);
+    rest_stop(&rest);
+}
 
 Test(http_own, tokens_open_what_their_role_may)
 {
