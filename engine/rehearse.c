@@ -146,6 +146,9 @@ static bool take(void *ctx, size_t i, const char *value)
 }
 
 static void tell_story(struct kve_rehearsal *r, const char *format, va_list args)
+    __attribute__((format(printf, 2, 0)));
+
+static void tell_story(struct kve_rehearsal *r, const char *format, va_list args)
 {
     int len;
 

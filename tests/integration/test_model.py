@@ -95,6 +95,18 @@ class Model(harness.Case):
         self.assertEqual(hashes(again), hashes(put))
         self.honest(a, b, alone)
 
+    def test_four_ranks_and_one_share_blocks_of_four_parts(self):
+        four = self.model("four", "--tp=4", "--store-tp=4", "--fingerprint")
+        one = self.model("one", "--store-tp=4", "--fingerprint")
+        self.named(self.plane, "four", "one")
+        asked = prompts(5, 3, 64)
+        put = four.generate(asked, 20)
+        got = one.generate(asked, 20)
+        self.assertEqual((tokens(got), hashes(got)), (tokens(put), hashes(put)))
+        self.assertEqual({len(block) for output in hashes(got) for block in output}, {4})
+        self.assertEqual(total(got, "store"), 9)
+        self.honest(four, one)
+
     def test_other_weights_say_other_things_and_share_nothing(self):
         a = self.model("a", *SHARE)
         b = self.model("b", "--weights-id=2", *SHARE)
@@ -200,6 +212,26 @@ class Model(harness.Case):
             self.assertEqual(tokens(done), tokens(alone.generate(asked, 30)), down)
             self.assertEqual(done["counts"]["preempted"], preempted, down)
         self.honest(a, alone)
+
+    def test_requests_kept_across_an_update_leave_nothing_behind(self):
+        alone = self.control()
+        a = self.model("a", "--tp=2", *SHARE)
+        b = self.model("b", "--tracks-lineage", *SHARE)
+        for i, engine in enumerate((a, b)):
+            name = engine.instance
+            self.named(self.plane, name)
+            asked = prompts(35 + i, 3, 50)  # what one of them put first would hide the other's
+            number = self.halfway(engine, asked)
+            self.plane.ok(f"/pause?mode=keep&clear_cache=false&instance={name}")
+            self.new_weights(name, 2)
+            self.new_weights("alone", 2)
+            self.plane.ok(f"/resume?instance={name}")
+            self.assertEqual(engine.done(number)["unfinished"], [])
+            self.named(self.plane, name)
+            for _ in range(2):
+                got = engine.generate(asked, 30)
+                self.assertEqual(tokens(got), tokens(alone.generate(asked, 30)))
+        self.honest(a, b, alone)
 
     def test_a_pause_that_aborts_tells_what_it_ended_and_one_that_waits_ends_nothing(self):
         alone = self.control()
