@@ -265,8 +265,9 @@ static int check(struct kvplane_cuda *kc, uint64_t len, const char *tag)
         return kve_cuda_refuse(kc, KVPLANE_ERR_INVALID,
                                "tag: must be 1 to 63 characters of A-Z a-z 0-9 . _ -");
     }
-    return len == 0 || len > INT64_MAX ? kve_cuda_refuse(kc, KVPLANE_ERR_INVALID, "len: 0, or too large")
-                                       : KVPLANE_OK;
+    return len == 0 || len > INT64_MAX
+               ? kve_cuda_refuse(kc, KVPLANE_ERR_INVALID, "len: 0, or too large")
+               : KVPLANE_OK;
 }
 
 int kvplane_cuda_allocate(struct kvplane_cuda *kc, const struct kvplane_cuda_memory *memory,

@@ -17,6 +17,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -237,13 +238,13 @@ static pid_t run_program(char *const *argv, int out)
     return pid;
 }
 
+/* Byte by byte: what is behind the line stays in the pipe. */
 static void read_line(int fd, char *line, size_t cap)
 {
     size_t len = 0;
-    while (len < cap - 1 && memchr(line, '\n', len) == NULL) {
-        ssize_t n = read(fd, line + len, cap - 1 - len);
-        cr_assert_gt(n, 0, "a line is written");
-        len += (size_t)n;
+    while (len < cap - 1 && (len == 0 || line[len - 1] != '\n')) {
+        cr_assert_eq(read(fd, line + len, 1), 1, "a line is written");
+        len++;
     }
     line[len] = '\0';
 }
@@ -1445,17 +1446,40 @@ Test(engine_cuda, where_the_kernel_does_not_load_slices_are_left, .timeout = 100
 
 /* ---- the example ---- */
 
+/* By another process than this one, which is no engine here. */
+static bool example_is_told(const char *verb)
+{
+    int how;
+    char *argv[] = {(char[]){KVPLANE_PROGRAM}, (char *)(uintptr_t)verb, (char[]){"--url"}, t.url,
+                    NULL};
+    pid_t pid = run_program(argv, -1);
+    cr_assert_eq(waitpid(pid, &how, 0), pid);
+    return WIFEXITED(how) && WEXITSTATUS(how) == 0;
+}
+
 Test(engine_cuda, the_example_shares_sleeps_and_wakes, .timeout = 100, .fini = end)
 {
     begin(true);
     int out[2];
     char line[128];
     cr_assert_eq(pipe2(out, O_CLOEXEC), 0);
+    cr_assert_gt(fcntl(out[1], F_SETPIPE_SZ, 1 << 20), 0); /* it writes on while we do not read */
     char *argv[] = {(char[]){KVPLANE_CUDA_EXAMPLE}, t.socket, (char[]){"1000000000"}, NULL};
     pid_t example = run_program(argv, out[1]);
     (void)close(out[1]);
     read_line(out[0], line, sizeof line);
     cr_assert_str_eq(line, "0 of 4 blocks from the store, 0 wrong\n");
+    read_line(out[0], line, sizeof line);
+    cr_assert_str_eq(line, "4 of 4 blocks from the store, 0 wrong\n");
+    cr_assert(example_is_told("sleep"));
+    cr_assert_eq(cuda_rig_held(&t.rig), mine, "its context");
+    cr_assert(example_is_told("wake"));
+    int left = 0; /* what it wrote before the sleep */
+    cr_assert_eq(ioctl(out[0], FIONREAD, &left), 0);
+    for (int seen = 0; seen <= left; seen += (int)strlen(line)) {
+        read_line(out[0], line, sizeof line);
+        cr_assert_not_null(strstr(line, ", 0 wrong\n"));
+    }
     (void)kill(example, SIGKILL);
     cr_assert_eq(waitpid(example, NULL, 0), example);
     (void)close(out[0]);
