@@ -198,15 +198,13 @@ class Serve(harness.Case):
         self.assertNotIn("s3cret", daemon.stderr())
         # SIGHUP: other tokens, at once; a file that is wrong changes nothing.
         with open(path, "w", encoding="utf-8") as tokens:
-            tokens.write("admin an0ther
-")
+            tokens.write("admin an0ther\n")
         daemon.popen.send_signal(signal.SIGHUP)
         other = {"Authorization": "Bearer an0ther"}
         harness.until("the new token", lambda: daemon.post("/resume", headers=other)[0] == 200)
         self.assertEqual(daemon.post("/pause", headers=admin)[0], 401)
         with open(path, "w", encoding="utf-8") as tokens:
-            tokens.write("# none
-")
+            tokens.write("# none\n")
         daemon.popen.send_signal(signal.SIGHUP)
         harness.until("the refusal", lambda: "the tokens stay as they were" in daemon.stderr())
         self.assertEqual(daemon.post("/pause", headers=other)[0], 200)
