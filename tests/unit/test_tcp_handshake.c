@@ -417,6 +417,11 @@ Test(tcp_handshake, connections_are_limited_in_all_and_from_one_place)
             tcp_raw_close(&raws[i]);
         }
         sim_settle(&rig.sim);
+        const struct kvt_peer_stats stats = tcp_sim_node_stats(&rig);
+        cr_assert_eq(stats.connects, 4);
+        cr_assert_eq(stats.disconnects, 4);
+        cr_assert_eq(stats.connect_failures, 1, "who was too late");
+        cr_assert_eq(stats.lanes, 0);
         free(raws);
         tcp_sim_close(&rig);
     }
