@@ -37,7 +37,7 @@
     X(SLEEP_2, "sleep-2", true, true)    /* the same, weights discarded and loaded anew */         \
     X(RELEASE, "release-kv", true, true) /* release_kv_cache_memory instead of sleep */            \
     X(RESET, "reset-external", false, false) /* while it runs, weights unchanged */                \
-    X(NAP, "sleep-1-same", true, false)      /* asleep and back with the same weights */           \
+    X(NAP, "sleep-1-same", true, false)      /* asleep, in one call, and back; same weights */     \
     X(PLAIN, "pause-update", false, true)    /* pause, update, resume */                           \
     X(KEEP, "keep-update", false, true)      /* kept requests go on with the new weights */
 enum kve_form {

@@ -248,10 +248,12 @@ bool kve_side_lie_down(struct kve_rehearsal *r, struct kve_side *side, enum kve_
 
     switch (form) {
     case KVE_FORM_SLEEP_1:
-    case KVE_FORM_NAP:
         return kve_side_post(r, side, KVE_LEFT, ms, NULL, "/pause?mode=%s&instance=%s", mode,
                              name) &&
                kve_side_post(r, side, KVE_LEFT, ms, NULL, "/sleep?level=1&instance=%s", name);
+    case KVE_FORM_NAP:
+        return kve_side_post(r, side, KVE_LEFT, ms, NULL, "/sleep?level=1&mode=%s&instance=%s",
+                             mode, name);
     case KVE_FORM_SLEEP_2:
         return kve_side_post(r, side, KVE_LEFT, ms, NULL, "/sleep?level=2&mode=%s&instance=%s",
                              mode, name);

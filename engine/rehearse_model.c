@@ -19,7 +19,7 @@
 #include <string.h>
 
 #define HAIL_MAX       16 /* prompts of one of its runs */
-#define LOADING_WANTED 6
+#define LOADING_WANTED 4
 #define IN_FLIGHT_MAX  8 /* prompts: fewer than an engine runs at a time, and short answers */
 
 /* When B takes the next weights. */
@@ -256,18 +256,19 @@ static bool wakes_without_weights(const struct scene *scene)
     return scene->cycle.form == KVE_FORM_SLEEP_2 && scene->cycle.order == KV_CACHE_FIRST;
 }
 
-/* ---- in fault runs ---- */
+/* ---- what the way runs into ---- */
 
-/* Reads, from the store alone, of all prompts of this cycle by both: what pushes them out of the
- * small store, and what is in flight when A lies down. */
+/* Reads, from the store alone, of prompts of this cycle (not A's own: a reset is to have cleared
+ * them): what A waits for when it lies down. In fault runs both read more, and push each other's
+ * blocks out of the small store. */
 struct hail {
     struct kve_prompts runs[4];
 };
 
 static bool start_hail(struct kve_rehearsal *r, const struct scene *scene, struct hail *hail)
 {
-    uint32_t all = KVE_GROUP_COUNT * r->model->per_group;
-    size_t n = r->fault == NULL ? 0 : sizeof hail->runs / sizeof hail->runs[0];
+    uint32_t all = (KVE_GROUP_COUNT - KVE_GROUP_B) * r->model->per_group;
+    size_t n = r->fault == NULL ? 1 : sizeof hail->runs / sizeof hail->runs[0];
 
     *hail = (struct hail){0};
     for (size_t i = 0; i < n; i++) {
@@ -275,13 +276,13 @@ static bool start_hail(struct kve_rehearsal *r, const struct scene *scene, struc
         if (side == &r->a && wakes_without_weights(scene)) {
             continue;
         }
-        if (!kve_prompts_start(r, &hail->runs[i], side, kve_model_group(r, scene->step, 0),
+        if (!kve_prompts_start(r, &hail->runs[i], side, group(r, scene, KVE_GROUP_B),
                                all < HAIL_MAX ? all : HAIL_MAX, KVE_SOURCE_ANY, false)) {
             return false;
         }
         hail->runs[i].mixed = scene->cycle.form == KVE_FORM_KEEP;
     }
-    return true;
+    return kve_side_await_loading(r, &r->a, r->fault == NULL ? 1 : LOADING_WANTED);
 }
 
 static bool end_hail(struct kve_rehearsal *r, struct hail *hail)
@@ -334,9 +335,8 @@ static bool go(struct kve_rehearsal *r, struct scene *scene)
     kve_table_progress(r, "A lies down");
     return update_b(r, scene, BEFORE) &&
            (r->a.weights == r->b.weights || both(r, scene, KVE_GROUP_A)) &&
-           start_late(r, scene, &a) && start_hail(r, scene, &hail) &&
-           kve_side_await_loading(r, &r->a, r->fault == NULL ? 0 : LOADING_WANTED) &&
-           start_traffic(r, scene, &b, &r->b) &&
+           start_late(r, scene, &a) && start_traffic(r, scene, &b, &r->b) &&
+           start_hail(r, scene, &hail) &&
            kve_side_lie_down(r, &r->a, cycle->form, scene->mode, &r->row->sleep_ms) &&
            kve_prompts_finish(r, &b) && while_asleep(r, scene) &&
            start_traffic(r, scene, &b, &r->b) && get_up(r, scene) && kve_prompts_finish(r, &b) &&

@@ -73,7 +73,8 @@ Test(rehearse_answer, an_output_that_is_not_one_is_refused_with_what_is_wrong)
                                          "00000000000000a00",
                                          "0x000000000000a0",
                                          "00000000000000A0",
-                                         "-0000000000000a0"};
+                                         "-0000000000000a0",
+                                         "00000000000000a0z"};
     json_t *object;
 
     refused(json_null(), "no tokens");
