@@ -57,10 +57,19 @@ link() {
     }
 }
 
+script_of() { # it_NAME or it_NAME:TEST
+    local name=${1#it_}
+    echo "$src/tests/integration/test_${name%%:*}.py"
+}
+
 run() { # a test program, or one of tests/integration with the program changed
+    local one=()
     case $1 in
-    it_*) KVPLANE_PROGRAM=$tmp/test KVPLANE_PROXY=$build/kvplane_proxy KVPLANE_GROUPS=$build/kvplane_groups \
-        timeout 280 python3 "$src/tests/integration/test_${1#it_}.py" ;;
+    it_*)
+        case $1 in *:*) one=("${1#*:}") ;; esac
+        KVPLANE_PROGRAM=$tmp/test KVPLANE_PROXY=$build/kvplane_proxy KVPLANE_GROUPS=$build/kvplane_groups \
+            timeout 280 python3 "$(script_of "$1")" "${one[@]}"
+        ;;
     *) timeout 280 "$tmp/test" ;;
     esac
 }
@@ -90,7 +99,7 @@ try() {
     }
     for test in $tests; do
         programs+=("$build/$(program_of "$test")")
-        case $test in it_*) programs+=("$src/tests/integration/test_${test#it_}.py") ;; esac
+        case $test in it_*) programs+=("$(script_of "$test")") ;; esac
     done
     key=$({ echo "$tests" && cat "$changed" "${programs[@]}"; } | sha256sum)
     if [ "$(head -n 1 "$results/$name" 2>/dev/null)" = "$key" ]; then
@@ -175,7 +184,7 @@ try sleep_never_brings_up $plan "test_plan test_instance" \
 try sleep_escalates $plan "test_plan test_instance" \
     'if (depth(fsm->tags[i].residency) < depth(target)) {' 'if (depth(fsm->tags[i].residency) <= 0) {'
 try release_again_is_nothing $plan "test_plan test_instance" \
-    'if (released && (!now->opted_out || opt_out)) {' 'if (false) {'
+    'if (!named || (plan->nrelease == 0 && (!now->opted_out || opt_out))) {' 'if (!named) {'
 try wake_of_what_is_there_is_nothing $plan "test_plan test_instance" \
     '        if (fsm->tags[i].residency == KVB_RESIDENT) {
             continue;' '        if (false) {
@@ -254,9 +263,10 @@ try aborted_puts_queued $tasks test_link '        end_queued(rank, KVP_TASK_PUT,
 try aborted_gets_queued $tasks test_link '        end_queued(rank, KVP_TASK_GET, KVB_ERR_CANCELED);' ''
 try aborted_puts_running $tasks test_link '        stop_running(rank, KVP_TASK_PUT);' ''
 try aborted_gets_running $tasks test_link '        stop_running(rank, KVP_TASK_GET);' ''
-try wait_aborts_nothing server/connector/steps.c it_inflight \
+puts=it_inflight:InFlight.test_puts_in_flight_are_waited_for_unless_the_sleep_aborts
+try wait_aborts_nothing server/connector/steps.c $puts \
     'op->plan.mode == KVB_PAUSE_ABORT;' 'true;'
-try abort_waits_for_nothing server/connector/steps.c it_inflight \
+try abort_waits_for_nothing server/connector/steps.c $puts \
     'op->plan.mode == KVB_PAUSE_ABORT;' 'false;'
 try drained_before_the_leaving $plan "test_plan" \
     '    if (stop && resident) {
@@ -372,7 +382,7 @@ try engine_begins_nothing_while_paused engine/request.c "test_engine it_inflight
 try engine_aborts_what_waits engine/request.c "test_engine it_inflight" \
     '        n++;
         engine->nwaiting--;
-        end_aborted(' '        n++;
+        kve_request_abort(' '        n++;
         (void)('
 try answered_when_closed $tasks test_link \
     '            if (status != KVB_OK) {

@@ -156,6 +156,10 @@ static const struct way_down {
     {{"start"}, "sleep 2 wait", true, true, false},
     {{NULL}, "release", true, true, false},
     {{"pause"}, "release", false, true, false}, /* paused by the pause before */
+    {{NULL}, "occupation", true, true, true},
+    {{NULL}, "occupation weights", true, true, true},
+    {{NULL}, "occupation kv_cache", true, true, false},
+    {{"pause", "occupation kv_cache"}, "occupation weights", false, true, true},
     {{"sleep 1"}, "sleep 2", false, true, false},
     {{"sleep 1 optout"}, "sleep 1", false, true, false},
     {{"sleep 1", "wake weights"}, "sleep 1", false, true, true},
@@ -379,9 +383,17 @@ static void wake(struct watch *watch, unsigned tags, const char *more)
 }
 
 static const char *const downs[][2] = {
-    {"sleep 1", NULL},         {"sleep 2 keep", NULL}, {"sleep 1 optout", NULL},
-    {"sleep 0", "sleep 1"},    {"pause", "sleep 1"},   {"release", NULL},
-    {"pause keep", "release"}, {"sleep 1", "sleep 2"}, {"release", "sleep 2"},
+    {"sleep 1", NULL},
+    {"sleep 2 keep", NULL},
+    {"sleep 1 optout", NULL},
+    {"sleep 0", "sleep 1"},
+    {"pause", "sleep 1"},
+    {"release", NULL},
+    {"pause keep", "release"},
+    {"sleep 1", "sleep 2"},
+    {"release", "sleep 2"},
+    {"occupation", NULL},
+    {"occupation weights", "occupation kv_cache"},
 };
 
 /* The wake calls as numbers in base 2^ntags: each a subset of all tags, those that are there too.
