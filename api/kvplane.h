@@ -188,8 +188,8 @@ struct kvplane_options {
     const char *layout; /* text that names everything that makes bytes interchangeable, at most 255
                            bytes: model, type, blocks, layers, heads, format. Not how the engine is
                            split: the daemon adds that (store_tp_size) */
-    const char *model;        /* what clients call the model, at most 255 bytes: /v1/models tells them.
-                                 NULL: the instance's name */
+    const char *model;  /* what clients call the model, at most 255 bytes: /v1/models tells them.
+                           NULL: the instance's name */
     uint32_t max_model_len;   /* tokens of a sequence, told there too; 0: not told */
     const char *weights_name; /* version of the weights it starts with, if it knows one; NULL. The
                                  library stops telling it once weights were written. What two

@@ -44,8 +44,8 @@ KVB_MUST_USE kvb_status_t kvp_program_http(const struct kvp_program_rest *rest,
 
 /* SIGHUP: the token file is read anew. What is wrong with it is logged, and the old ones stay. */
 void kvp_program_reload(const char *token_file, struct kvp_http *http);
-/* The line of a call that changes something: who (which token), what, of which instance, from where,
- * and how it ended. */
+/* The line of a call that changes something: who (which token), what, of which instance, from
+ * where, and how it ended. */
 void kvp_program_audit(const struct kvp_http_answered *answered);
 
 /* Secret and bounds of connections between processes of the cluster; net is left alone. INVALID,

@@ -115,7 +115,6 @@ Test(events, a_stream_that_was_overtaken_says_so)
     add(KVP_EVENTS_MAX + 10);
     size_t len = kvp_events_stream(events, &cursor, text, sizeof text - 1);
     text[len] = '\0';
-    static const char want[] =
-        "id: 10\nevent: lost\ndata: {\"lost\":3}\n\nid: 11\nevent: sleep\n";
+    static const char want[] = "id: 10\nevent: lost\ndata: {\"lost\":3}\n\nid: 11\nevent: sleep\n";
     cr_assert_eq(strncmp(text, want, sizeof want - 1), 0, "%.80s", text);
 }

@@ -279,9 +279,8 @@ Test(plan, release_by_tags_keeps_aside_what_is_not_kv)
 Test(plan, a_resume_that_wakes_brings_back_what_is_missing_first)
 {
     struct kvp_ask resume = {.operation = KVP_OP_RESUME, .wakes = true};
-    struct kvp_fsm asleep =
-        fsm_of(KVB_DISCARDED, KVB_OFFLOADED, KVP_SCHEDULER_PAUSED,
-               (unsigned)KVP_STOPPED_BY_SLEEP | (unsigned)KVP_STOPPED_BY_PAUSE);
+    struct kvp_fsm asleep = fsm_of(KVB_DISCARDED, KVB_OFFLOADED, KVP_SCHEDULER_PAUSED,
+                                   (unsigned)KVP_STOPPED_BY_SLEEP | (unsigned)KVP_STOPPED_BY_PAUSE);
     struct kvp_plan plan = plan_of(&asleep, &resume);
     cr_assert_eq(plan.refused, KVB_OK);
     cr_assert_eq(plan.nrestore, 2);

@@ -165,8 +165,8 @@ struct kvb_link_hello {
     char instance[KVB_NAME_MAX];
     char tenant[KVB_NAME_MAX];
     char layout[KVB_LAYOUT_MAX];
-    char model[KVB_MODEL_MAX]; /* what clients call it; "": the engine does not say */
-    uint32_t max_model_len;    /* tokens of a sequence; 0: the engine does not say */
+    char model[KVB_MODEL_MAX];               /* what clients call it; "": the engine does not say */
+    uint32_t max_model_len;                  /* tokens of a sequence; 0: the engine does not say */
     char weights_name[KVB_WEIGHTS_NAME_MAX]; /* version it was started with; "" if it does not know
                                               */
     /* echo: what it last acknowledged; token none: it never did, or it restarted (DESIGN.md section

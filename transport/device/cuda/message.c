@@ -12,7 +12,8 @@
 #define DIRECT(X)                                                                                  \
     X(rdma.port)                                                                                   \
     X(rdma.gid_index)                                                                              \
-    X(rdma.mtu) X(rdma.depth) X(rdma.sge) X(rdma.inline_bytes) X(rdma.window) X(rdma.rd_atomic)    \
+    X(rdma.mtu)                                                                                    \
+    X(rdma.depth) X(rdma.sge) X(rdma.inline_bytes) X(rdma.window) X(rdma.rd_atomic)                \
         X(rdma.ack_timeout_ms) X(rdma.retries) X(rdma.rnr_retries) X(rdma.resolve_ms)              \
             X(common.hello_ms) X(common.ping_ms) X(common.silence_ms) X(common.stall_ms)           \
                 X(common.ask_max)
