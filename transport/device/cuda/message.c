@@ -9,14 +9,26 @@
 #define LEDGER(X) KVT_DEVICE_HOLDINGS(X) X(copies)
 
 /* Of an RDMA device, and of connections to nodes: numbers. */
-#define DIRECT(X)                                                                                  \
-    X(rdma.port)                                                                                   \
-    X(rdma.gid_index)                                                                              \
-    X(rdma.mtu)                                                                                    \
-    X(rdma.depth) X(rdma.sge) X(rdma.inline_bytes) X(rdma.window) X(rdma.rd_atomic)                \
-        X(rdma.ack_timeout_ms) X(rdma.retries) X(rdma.rnr_retries) X(rdma.resolve_ms)              \
-            X(common.hello_ms) X(common.ping_ms) X(common.silence_ms) X(common.stall_ms)           \
-                X(common.ask_max)
+/* clang-format off */
+#define DIRECT(X) \
+    X(rdma.port) \
+    X(rdma.gid_index) \
+    X(rdma.mtu) \
+    X(rdma.depth) \
+    X(rdma.sge) \
+    X(rdma.inline_bytes) \
+    X(rdma.window) \
+    X(rdma.rd_atomic) \
+    X(rdma.ack_timeout_ms) \
+    X(rdma.retries) \
+    X(rdma.rnr_retries) \
+    X(rdma.resolve_ms) \
+    X(common.hello_ms) \
+    X(common.ping_ms) \
+    X(common.silence_ms) \
+    X(common.stall_ms) \
+    X(common.ask_max)
+/* clang-format on */
 
 static void put_pieces(struct kvb_writer *writer, const struct cuda_piece *pieces, uint32_t n)
 {
