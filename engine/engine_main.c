@@ -43,7 +43,6 @@ enum setting {
     SET_MAX_TOKENS,
     SET_MISBEHAVE,
     SET_CONTROL,
-    SET_HELP,
     SET_COUNT
 };
 static const struct kve_option options[SET_COUNT] = {
@@ -70,8 +69,13 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_MAX_TOKENS] = {"max-tokens", "N", "32", "by so many tokens (bytes)"},
     [SET_MISBEHAVE] = {"misbehave", "CALL-HOW[:N],...", "", "for tests: release-late:MS, ..."},
     [SET_CONTROL] = {"control", "FD", "", "for the rehearsal: obey JSON lines"},
-    [SET_HELP] = {"help", NULL, "", "this text"},
 };
+
+const struct kve_option *kve_engine_options(size_t *n_p)
+{
+    *n_p = SET_COUNT;
+    return options;
+}
 
 struct settings {
     struct kve_engine_options engine;
@@ -81,7 +85,6 @@ struct settings {
     double speed; /* negative: idle */
     const char *prompt;
     uint32_t max_tokens;
-    bool help;
 };
 
 static bool take(void *ctx, size_t i, const char *value)
@@ -159,9 +162,6 @@ static bool take(void *ctx, size_t i, const char *value)
             return false;
         }
         engine->control_fd = (int)n;
-        return true;
-    case SET_HELP:
-        settings->help = true;
         return true;
     case SET_COUNT:
         break;
@@ -468,13 +468,6 @@ int kve_engine_main(int argc, char **argv)
     if (!kve_options_parse("kvplane engine", options, SET_COUNT, argc, argv, take, &settings) ||
         !kve_options_choose_fault("kvplane engine")) {
         return 2;
-    }
-    if (settings.help) {
-        printf("usage: kvplane engine [options]\n\nThe reference engine: attaches to a daemon and "
-               "idles, or replays a trace,\nor, with --model, computes by a small transformer: "
-               "--prompt.\n\n");
-        kve_options_help(options, SET_COUNT);
-        return 0;
     }
     if (!complete(&settings) || kve_parts_check(&settings.engine) != KVB_OK) {
         return 2;

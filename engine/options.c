@@ -38,20 +38,6 @@ bool kve_options_parse(const char *program, const struct kve_option *options, si
     return true;
 }
 
-void kve_options_help(const struct kve_option *options, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        char left[64];
-        snprintf(left, sizeof left, "--%s %s", options[i].name,
-                 options[i].value == NULL ? "" : options[i].value);
-        printf("  %-28s %s", left, options[i].what);
-        if (options[i].standard[0] != '\0') {
-            printf(" (%s)", options[i].standard);
-        }
-        printf("\n");
-    }
-}
-
 bool kve_option_number(const char *text, uint64_t min, uint64_t max, uint64_t *value_p)
 {
     char *end;

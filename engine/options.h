@@ -2,17 +2,12 @@
 #ifndef ENGINE_OPTIONS_H
 #define ENGINE_OPTIONS_H
 
+#include "engine/main.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* The command line of a subcommand as one table, from which it is read and --help is made. */
-struct kve_option {
-    const char *name;     /* without the dashes */
-    const char *value;    /* what its value is called; NULL: it has none */
-    const char *standard; /* its default, in words; "" = none worth saying */
-    const char *what;
-};
 #define KVE_OPTIONS_MAX 32
 
 /* take(ctx, i, value) for option i in the order given; value NULL if it has none; false: refused.
@@ -20,7 +15,6 @@ struct kve_option {
 bool kve_options_parse(const char *program, const struct kve_option *options, size_t n, int argc,
                        char **argv, bool (*take)(void *ctx, size_t i, const char *value),
                        void *ctx);
-void kve_options_help(const struct kve_option *options, size_t n);
 
 /* A whole number within min and max. */
 bool kve_option_number(const char *text, uint64_t min, uint64_t max, uint64_t *value_p);

@@ -38,7 +38,6 @@ enum setting {
     SET_TRANSPORT,
     SET_BLOCK_BYTES,
     SET_SLOW,
-    SET_HELP,
     SET_COUNT
 };
 static const struct kve_option options[SET_COUNT] = {
@@ -65,8 +64,13 @@ static const struct kve_option options[SET_COUNT] = {
     [SET_TRANSPORT] = {"transport", "NAME", "auto", "of the cluster: auto, rdma or tcp"},
     [SET_BLOCK_BYTES] = {"block-bytes", "N", "16384", "bytes of one KV block"},
     [SET_SLOW] = {"slow", "N", "1", "every bound N times as long: for a machine that is emulated"},
-    [SET_HELP] = {"help", NULL, "", "this text"},
 };
+
+const struct kve_option *kve_rehearse_options(size_t *n_p)
+{
+    *n_p = SET_COUNT;
+    return options;
+}
 
 /* A prompt's last block is computed: it has to be less than a tenth of the prompt. The answers of
  * prompts in flight, which nobody reads yet, have to fit into a socket. */
@@ -136,9 +140,6 @@ static bool take(void *ctx, size_t i, const char *value)
         return kve_option_number32(value, 256, 1u << 24, &r->block_bytes);
     case SET_SLOW:
         return kve_option_number32(value, 1, 100, &r->slow);
-    case SET_HELP:
-        r->help = true;
-        return true;
     case SET_COUNT:
         break;
     }
@@ -427,14 +428,6 @@ int kve_rehearse_main(int argc, char **argv)
     }
     if (!kve_options_parse("kvplane rehearse", options, SET_COUNT, argc, argv, take, &r)) {
         return 2;
-    }
-    if (r.help) {
-        printf(
-            "usage: kvplane rehearse [options]\n\nPlays an RL run with two engines, on one machine "
-            "or on a cluster, and checks every byte that is read; or, with --model, every token "
-            "that is generated.\n\n");
-        kve_options_help(options, SET_COUNT);
-        return 0;
     }
     code = choose_fault(r.fault);
     if (code < 0) {

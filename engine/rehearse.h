@@ -180,7 +180,6 @@ struct kve_rehearsal {
     uint32_t steps, requests;
     uint64_t seed;
     bool json;
-    bool help;
 
     struct kve_trace trace;
     struct kve_model *model; /* NULL: a trace is played */

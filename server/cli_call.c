@@ -25,20 +25,26 @@ static size_t take_answer(char *data, size_t size, size_t n, void *ctx)
     return more;
 }
 
+struct curl_slist *kvp_call_headers(const struct kvp_call *call, const char *header)
+{
+    char token[1024];
+    struct curl_slist *headers = NULL;
+    if (call->token != NULL) {
+        (void)snprintf(token, sizeof token, "Authorization: Bearer %s", call->token);
+        headers = curl_slist_append(headers, token);
+    }
+    return header != NULL ? curl_slist_append(headers, header) : headers;
+}
+
 int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code_p)
 {
     char url[8192];
-    char header[1024];
-    struct curl_slist *headers = NULL;
     int len = snprintf(url, sizeof url, "%s%s", call->base, path);
     if (len < 0 || (size_t)len >= sizeof url) {
         (void)fprintf(stderr, "kvplane: the URL is too long\n");
         return KVP_CLI_BAD_USAGE;
     }
-    if (call->token != NULL) {
-        (void)snprintf(header, sizeof header, "Authorization: Bearer %s", call->token);
-        headers = curl_slist_append(NULL, header);
-    }
+    struct curl_slist *headers = kvp_call_headers(call, NULL);
     free(call->answer);
     call->answer = NULL;
     call->len = 0;
@@ -48,6 +54,7 @@ int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code
     (void)curl_easy_setopt(call->curl, CURLOPT_WRITEDATA, call);
     (void)curl_easy_setopt(call->curl, CURLOPT_NOPROXY, "*");
     (void)curl_easy_setopt(call->curl, CURLOPT_CONNECTTIMEOUT, 5L);
+    (void)curl_easy_setopt(call->curl, CURLOPT_HTTPGET, 1L);
     if (post) {
         (void)curl_easy_setopt(call->curl, CURLOPT_POSTFIELDS, "");
     }
@@ -71,4 +78,20 @@ int kvp_call_refused(const struct kvp_call *call, long code)
     (void)fprintf(stderr, "kvplane: %ld: %s\n", code, message != NULL ? message : answer);
     json_decref(json);
     return KVP_CLI_REFUSED;
+}
+
+json_t *kvp_call_fetch(struct kvp_call *call, const char *path, int *rc_p)
+{
+    long code = 0;
+    *rc_p = kvp_call_send(call, false, path, &code);
+    if (*rc_p != KVP_CLI_DONE) {
+        return NULL;
+    }
+    json_t *json = code == 200 && call->answer != NULL ? json_loads(call->answer, 0, NULL) : NULL;
+    if (!json_is_object(json)) {
+        json_decref(json);
+        *rc_p = kvp_call_refused(call, code);
+        return NULL;
+    }
+    return json;
 }

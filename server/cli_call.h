@@ -8,7 +8,13 @@
 #include <stdbool.h>
 
 /* One call of the daemon's REST API after the other, for the client commands. */
-enum { KVP_CLI_DONE = 0, KVP_CLI_REFUSED = 1, KVP_CLI_BAD_USAGE = 2, KVP_CLI_UNREACHABLE = 3 };
+enum {
+    KVP_CLI_DONE = 0,
+    KVP_CLI_REFUSED = 1,
+    KVP_CLI_BAD_USAGE = 2,
+    KVP_CLI_UNREACHABLE = 3,
+    KVP_CLI_UNFINISHED = 4
+};
 
 struct kvp_call {
     CURL *curl;
@@ -18,10 +24,15 @@ struct kvp_call {
     size_t len;
 };
 
+/* Authorization, if there is a token, and one more (NULL: none); to be freed. */
+struct curl_slist *kvp_call_headers(const struct kvp_call *call, const char *header);
 /* DONE: *code_p is the HTTP status. Anything else was told on stderr. path: with its query. */
 int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code_p);
 /* Tells what the daemon said was wrong; REFUSED. */
 int kvp_call_refused(const struct kvp_call *call, long code);
+
+/* An answer's object; NULL: *rc_p says why, it was told. */
+json_t *kvp_call_fetch(struct kvp_call *call, const char *path, int *rc_p);
 
 /* `kvplane status`: cluster, nodes, tenants, instances, and the ranks of this daemon. */
 int kvp_cli_overview(struct kvp_call *call, bool json);

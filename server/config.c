@@ -201,9 +201,10 @@ bool kvp_config_each_tenant(const char *tenants,
     return true;
 }
 
-void kvp_config_help(FILE *out)
+void kvp_config_options(const char *command, kvp_tell_option_fn tell, void *ctx)
 {
-    kvp_table_help(&table, out);
+    (void)command;
+    kvp_table_options(&table, tell, ctx);
 }
 
 void kvp_config_table(FILE *out)

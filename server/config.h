@@ -3,6 +3,7 @@
 #define SERVER_CONFIG_H
 
 #include "cluster_keys.h"
+#include "commands.h"
 #include "mooncake.h"
 
 #include <stdio.h>
@@ -118,7 +119,7 @@ struct kvp_cluster_config kvp_config_cluster(const struct kvp_config *config);
 bool kvp_config_each_tenant(const char *tenants,
                             void (*each)(void *arg, const char *tenant, uint64_t quota), void *arg);
 
-void kvp_config_help(FILE *out);  /* as --help shows them */
+void kvp_config_options(const char *command, kvp_tell_option_fn tell, void *ctx);
 void kvp_config_table(FILE *out); /* markdown */
 /* The values in force, as a file that --config takes. */
 void kvp_config_show(const struct kvp_config *config, FILE *out);

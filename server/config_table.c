@@ -293,17 +293,29 @@ static const char *default_text(const struct kvp_key *key)
     return key->standard[0] != '\0' ? key->standard : "-";
 }
 
-void kvp_table_help(const struct kvp_config_table *table, FILE *out)
+void kvp_table_options(const struct kvp_config_table *table, kvp_tell_option_fn tell, void *ctx)
 {
+    static const struct kvp_option file = {.name = "config",
+                                           .value = "FILE",
+                                           .what = "a JSON object of these keys",
+                                           .more = "also KVPLANE_CONFIG"};
     for (uint32_t i = 0; i < table->nkeys; i++) {
+        const struct kvp_key *key = &table->keys[i];
         char allowed[192];
-        kvp_value_allowed(table->keys[i].type, table->keys[i].limits, allowed, sizeof allowed);
-        (void)fprintf(out, "  --%s %s\n      %s.\n      default %s; %s\n", table->keys[i].key,
-                      kvp_value_type_text(table->keys[i].type), table->keys[i].what,
-                      default_text(&table->keys[i]), allowed);
+        char more[384];
+        kvp_value_allowed(key->type, key->limits, allowed, sizeof allowed);
+        (void)snprintf(more, sizeof more, "default %s; %s", default_text(key), allowed);
+        tell(ctx, &(struct kvp_option){
+                      .name = key->key,
+                      .value = kvp_value_type_text(key->type),
+                      .words = key->type == KVP_VALUE_CHOICE   ? key->limits
+                               : key->type == KVP_VALUE_SWITCH ? "true false"
+                                                               : NULL,
+                      .what = key->what,
+                      .more = more,
+                  });
     }
-    (void)fprintf(out,
-                  "  --config FILE\n      a JSON object of these keys; also KVPLANE_CONFIG.\n");
+    tell(ctx, &file);
 }
 
 void kvp_table_markdown(const struct kvp_config_table *table, FILE *out)

@@ -2,6 +2,7 @@
 #ifndef SERVER_CONFIG_TABLE_H
 #define SERVER_CONFIG_TABLE_H
 
+#include "commands.h"
 #include "config_values.h"
 
 #include "base/status.h"
@@ -43,7 +44,8 @@ KVB_MUST_USE kvb_status_t kvp_table_read(const struct kvp_config_table *table, i
                                          const char *const *argv, void *config, char *error);
 void kvp_table_cleanup(const struct kvp_config_table *table, void *config);
 
-void kvp_table_help(const struct kvp_config_table *table, FILE *out);
+/* Each key as an option, and --config. */
+void kvp_table_options(const struct kvp_config_table *table, kvp_tell_option_fn tell, void *ctx);
 void kvp_table_markdown(const struct kvp_config_table *table, FILE *out);
 void kvp_table_show(const struct kvp_config_table *table, const void *config, FILE *out);
 

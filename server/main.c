@@ -2,6 +2,7 @@
 #include "engine/main.h"
 
 #include "cli.h"
+#include "commands.h"
 #include "config.h"
 #include "daemon.h"
 #include "gate.h"
@@ -18,30 +19,75 @@ static int help_main(int argc, char **argv);
 static int version_main(int argc, char **argv);
 static int config_main(int argc, char **argv);
 
-static const struct {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *what;
-} commands[] = {
-    {"serve", kvp_serve_main, "the daemon beside an engine: REST API, engine socket, store"},
-    {"store", kvp_store_main, "a store node: memory for the engines of other machines"},
-    {"engine", kve_engine_main, "a reference engine that attaches and may replay a trace"},
-    {"rehearse", kve_rehearse_main, "a whole RL run against real processes, every byte checked"},
-    {"status", kvp_cli_main, "the cluster: nodes, tenants, instances; --instance NAME: all of one"},
-    {"pause", kvp_cli_main, "stop scheduling"},
-    {"resume", kvp_cli_main, "schedule again"},
-    {"sleep", kvp_cli_main, "give up the engine's memory"},
-    {"wake", kvp_cli_main, "take it back"},
-    {"reset", kvp_cli_main, "empty the prefix cache"},
-    {"release", kvp_cli_main, "give up the memory of the KV cache alone"},
-    {"ops", kvp_cli_main, "operations, running and finished"},
-    {"config", config_main,
-     "config [store] [show] OPTIONS: what is in force; config [store] table: every key, as "
-     "markdown; config mooncake, config gate: what becomes of Mooncake's, what can sleep"},
-    {"version", version_main, "the version"},
-    {"help", help_main, "this"},
-    {KVT_CUDA_HELPER_COMMAND, kvt_cuda_helper_main, NULL}, /* started by serve, never by hand */
+static void tell_engine(const struct kve_option *options, size_t n, kvp_tell_option_fn tell,
+                        void *ctx)
+{
+    for (size_t i = 0; i < n; i++) {
+        char what[256];
+        bool standard = options[i].standard[0] != '\0';
+        (void)snprintf(what, sizeof what, standard ? "%s (%s)" : "%s", options[i].what,
+                       options[i].standard);
+        tell(ctx, &(struct kvp_option){
+                      .name = options[i].name, .value = options[i].value, .what = what});
+    }
+}
+
+static void engine_options(const char *command, kvp_tell_option_fn tell, void *ctx)
+{
+    size_t n;
+    bool engine = strcmp(command, "engine") == 0;
+    const struct kve_option *options = engine ? kve_engine_options(&n) : kve_rehearse_options(&n);
+    tell_engine(options, n, tell, ctx);
+}
+
+#define SERVER_ABOUT "Each option is also a variable KVPLANE_KEY of the environment."
+#define CLIENT(name, what, about)                                                                  \
+    {                                                                                              \
+        name, kvp_cli_main, NULL, NULL, what, about KVP_CLI_EXIT_CODES, kvp_cli_options            \
+    }
+static const struct kvp_command list[] = {
+    {"serve", kvp_serve_main, NULL, NULL,
+     "the daemon beside an engine: REST API, engine socket, store", SERVER_ABOUT,
+     kvp_config_options},
+    {"store", kvp_store_main, NULL, NULL, "a store node: memory for the engines of other machines",
+     SERVER_ABOUT, kvp_store_config_options},
+    {"engine", kve_engine_main, NULL, NULL,
+     "a reference engine that attaches and may replay a trace",
+     "It attaches to a daemon and idles, or replays a trace, or, with --model, computes by a "
+     "small transformer: --prompt.",
+     engine_options},
+    {"rehearse", kve_rehearse_main, NULL, NULL,
+     "a whole RL run against real processes, every byte checked",
+     "It plays a run with two engines, on one machine or on a cluster, and checks every byte that "
+     "is read; or, with --model, every token that is generated.",
+     engine_options},
+    CLIENT("status", "the cluster: nodes, tenants, instances",
+           "With --instance NAME: all of that one. "),
+    CLIENT("pause", "stop scheduling", ""),
+    CLIENT("resume", "schedule again", ""),
+    CLIENT("sleep", "give up the engine's memory", ""),
+    CLIENT("wake", "take it back", ""),
+    CLIENT("reset", "empty the prefix cache", ""),
+    CLIENT("release", "give up the memory of the KV cache alone", ""),
+    {"ops", kvp_cli_main, "[ID]", NULL, "operations, running and finished",
+     "With ID that one: as it is, or, with --wait, at its end; then the exit code is that of its "
+     "result. " KVP_CLI_EXIT_CODES,
+     kvp_cli_options},
+    CLIENT("events", "what has happened, and what happens",
+           "One on a line. With --follow it connects again when the daemon was away, and goes on "
+           "where it was. "),
+    {"config", config_main, "[store] [show|table] | mooncake | gate",
+     "store show table mooncake gate",
+     "what is in force, every key, and what becomes of Mooncake's",
+     "config [store] [show] OPTIONS: what is in force with these options; config [store] table: "
+     "every key, as markdown; config mooncake: what becomes of Mooncake's; config gate: what can "
+     "sleep.",
+     NULL},
+    {"version", version_main, NULL, NULL, "the version", NULL, NULL},
+    {"help", help_main, "[COMMAND]", "COMMAND", "this, or all of a command", NULL, NULL},
+    {KVT_CUDA_HELPER_COMMAND, kvt_cuda_helper_main, NULL, NULL, NULL, NULL, NULL},
 };
+static const struct kvp_commands commands = {list, sizeof list / sizeof list[0], KVP_VERSION};
 
 static kvb_status_t show_serve(int argc, const char *const *argv, char *error)
 {
@@ -69,31 +115,25 @@ static kvb_status_t show_store(int argc, const char *const *argv, char *error)
 /* Those with a configuration. */
 static const struct {
     const char *command;
-    void (*help)(FILE *out);
     void (*table)(FILE *out);
     kvb_status_t (*show)(int argc, const char *const *argv, char *error);
 } servers[] = {
-    {"serve", kvp_config_help, kvp_config_table, show_serve},
-    {"store", kvp_store_config_help, kvp_store_config_table, show_store},
+    {"serve", kvp_config_table, show_serve},
+    {"store", kvp_store_config_table, show_store},
 };
 
 static int help_main(int argc, char **argv)
 {
-    (void)argc;
-    (void)argv;
-    (void)printf("kvplane COMMAND [options]\n\n");
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        if (commands[i].what != NULL) {
-            (void)printf("  %-9s %s\n", commands[i].name, commands[i].what);
-        }
+    const struct kvp_command *command = argc < 2 ? NULL : kvp_command_find(&commands, argv[1]);
+    if (argc > 2 || (argc == 2 && command == NULL)) {
+        (void)fprintf(stderr, "kvplane help: there is no command `%s`\n", argv[argc - 1]);
+        return 2;
     }
-    for (size_t i = 0; i < sizeof servers / sizeof servers[0]; i++) {
-        (void)printf("\nOptions of %s (each also as KVPLANE_KEY in the environment):\n\n",
-                     servers[i].command);
-        servers[i].help(stdout);
+    if (command == NULL) {
+        kvp_help_commands(&commands, stdout);
+    } else {
+        kvp_help_command(command, stdout);
     }
-    (void)printf("\nOptions of the client commands:\n\n");
-    kvp_cli_help(stdout);
     return 0;
 }
 
@@ -153,7 +193,7 @@ static bool asks_for_help(int argc, char **argv)
 int main(int argc, char **argv)
 {
     if (argc < 2) {
-        (void)help_main(argc, argv);
+        kvp_help_commands(&commands, stdout);
         return 2;
     }
     const char *name = argv[1];
@@ -162,16 +202,14 @@ int main(int argc, char **argv)
     } else if (strcmp(name, "--version") == 0) {
         name = "version";
     }
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        if (strcmp(name, commands[i].name) != 0) {
-            continue;
-        }
-        bool own_help = commands[i].run == kve_engine_main || commands[i].run == kve_rehearse_main;
-        if (!own_help && asks_for_help(argc - 1, argv + 1)) {
-            return help_main(argc, argv);
-        }
-        return commands[i].run(argc - 1, argv + 1);
+    const struct kvp_command *command = kvp_command_find(&commands, name);
+    if (command == NULL) {
+        (void)fprintf(stderr, "kvplane: there is no command `%s`; see kvplane help\n", name);
+        return 2;
     }
-    (void)fprintf(stderr, "kvplane: there is no command `%s`; see kvplane help\n", name);
-    return 2;
+    if (asks_for_help(argc - 1, argv + 1)) {
+        kvp_help_command(command, stdout);
+        return 0;
+    }
+    return command->run(argc - 1, argv + 1);
 }

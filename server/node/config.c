@@ -47,9 +47,10 @@ void kvp_store_config_cleanup(struct kvp_store_config *config)
     kvp_table_cleanup(&table, config);
 }
 
-void kvp_store_config_help(FILE *out)
+void kvp_store_config_options(const char *command, kvp_tell_option_fn tell, void *ctx)
 {
-    kvp_table_help(&table, out);
+    (void)command;
+    kvp_table_options(&table, tell, ctx);
 }
 
 void kvp_store_config_table(FILE *out)

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `kvplane ops`: operations, one of them, its end, and its cancellation. */
+#include "cli_grid.h"
+#include "cli_run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_of(const struct kvp_cli *cli, const json_t *operation)
+{
+    const char *instance = json_string_value(json_object_get(operation, "instance"));
+    return cli->instance == NULL || (instance != NULL && strcmp(instance, cli->instance) == 0);
+}
+
+static int list(struct kvp_cli *cli)
+{
+    static const char *const head[] = {"ID",     "OPERATION", "INSTANCE", "STATUS",
+                                       "RESULT", "STEP",      "TOOK",     NULL};
+    struct kvp_grid grid = {0};
+    size_t i;
+    const json_t *operation;
+    int rc;
+    json_t *answer = kvp_call_fetch(&cli->call, "/v1/kvplane/operations", &rc);
+    if (answer == NULL) {
+        return rc;
+    }
+    kvp_grid_head(&grid, head);
+    json_array_foreach(json_object_get(answer, "operations"), i, operation)
+    {
+        char(*row)[KVP_CELL_MAX] = is_of(cli, operation) ? kvp_grid_row(&grid) : NULL;
+        if (row == NULL) {
+            continue;
+        }
+        kvp_cell_count(row[0], json_object_get(operation, "id"));
+        kvp_cell_text(row[1], json_object_get(operation, "operation"));
+        kvp_cell_text(row[2], json_object_get(operation, "instance"));
+        kvp_cell_text(row[3], json_object_get(operation, "status"));
+        kvp_cell_text(row[4], json_object_get(operation, "result"));
+        kvp_cell_text(row[5], json_object_get(operation, "step"));
+        (void)snprintf(row[6], KVP_CELL_MAX, "%.3f s",
+                       json_number_value(json_object_get(operation, "elapsed_ms")) / 1e3);
+    }
+    if (cli->json) {
+        kvp_cli_print_answer(cli);
+    } else {
+        kvp_grid_print(stdout, NULL, &grid);
+    }
+    kvp_grid_cleanup(&grid);
+    json_decref(answer);
+    return KVP_CLI_DONE;
+}
+
+static int cancel(struct kvp_cli *cli)
+{
+    char path[128];
+    long code = 0;
+    (void)snprintf(path, sizeof path, "/v1/kvplane/operations/%.20s/cancel", cli->operand);
+    int rc = kvp_call_send(&cli->call, true, path, &code);
+    if (rc != KVP_CLI_DONE) {
+        return rc;
+    }
+    return cli->wait != NULL && code == 200 ? KVP_CLI_DONE : kvp_cli_show(cli, code);
+}
+
+/* What it is now, or at its end. */
+static int show(struct kvp_cli *cli)
+{
+    char path[512] = "";
+    char seconds[128] = "";
+    if (cli->wait != NULL && !kvp_cli_escape(cli, seconds, sizeof seconds, cli->wait)) {
+        return kvp_cli_bad_usage(cli, "--wait", "too long");
+    }
+    int rc;
+    (void)snprintf(path, sizeof path, "/v1/kvplane/operations/%.20s%s%s", cli->operand,
+                   cli->wait != NULL ? "?timeout=" : "", seconds);
+    json_t *operation = kvp_call_fetch(&cli->call, path, &rc);
+    if (operation == NULL) {
+        return rc;
+    }
+    const char *status = json_string_value(json_object_get(operation, "status"));
+    const char *result = json_string_value(json_object_get(operation, "result"));
+    kvp_cli_print_answer(cli);
+    if (cli->wait != NULL && status != NULL) {
+        bool canceled = result != NULL && strcmp(result, "canceled") == 0;
+        rc = strcmp(status, "running") == 0 ? KVP_CLI_UNFINISHED
+             : (strcmp(status, "succeeded") == 0) != cli->cancel && (!cli->cancel || canceled)
+                 ? KVP_CLI_DONE
+                 : KVP_CLI_REFUSED;
+    }
+    json_decref(operation);
+    return rc;
+}
+
+int kvp_cli_ops(struct kvp_cli *cli)
+{
+    if (cli->operand == NULL) {
+        return cli->wait == NULL && !cli->cancel
+                   ? list(cli)
+                   : kvp_cli_bad_usage(cli, cli->cancel ? "--cancel" : "--wait", "of which ID?");
+    }
+    if (cli->operand[0] == '\0' || strlen(cli->operand) > 19 ||
+        cli->operand[strspn(cli->operand, "0123456789")] != '\0') {
+        return kvp_cli_bad_usage(cli, cli->operand, "is no operation's ID");
+    }
+    int rc = cli->cancel ? cancel(cli) : KVP_CLI_DONE;
+    return rc == KVP_CLI_DONE && (!cli->cancel || cli->wait != NULL) ? show(cli) : rc;
+}

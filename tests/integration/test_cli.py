@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The client commands, as people and scripts use them."""
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import unittest
+
+import harness
+
+
+class Cli(harness.Case):
+    def kvplane(self, daemon, *args, **kw):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
+        if daemon is not None:
+            env["KVPLANE_URL"] = daemon.url
+        return subprocess.run([harness.PROGRAM, *args], capture_output=True, text=True, env=env,
+                              timeout=harness.DEADLINE_S, **kw)
+
+    def test_help_is_short_and_each_command_has_its_own(self):
+        short = self.kvplane(None, "help")
+        self.assertEqual((short.returncode, short.stderr), (0, ""))
+        self.assertLess(len(short.stdout.splitlines()), 40)
+        commands = re.findall(r"(?m)^  (\w+) ", short.stdout)
+        self.assertIn("events", commands)
+        self.assertNotIn("cuda-helper", commands)
+        for command in commands:
+            by_help = self.kvplane(None, "help", command)
+            by_option = self.kvplane(None, command, "--help")
+            self.assertEqual(by_help.returncode, 0, command)
+            self.assertTrue(by_help.stdout.startswith(f"usage: kvplane {command}"), command)
+            self.assertEqual(by_help.stdout, by_option.stdout, command)
+        self.assertIn("--store-bytes", self.kvplane(None, "help", "serve").stdout)
+        self.assertIn("--model", self.kvplane(None, "engine", "--help").stdout)
+        self.assertNotIn("--level", self.kvplane(None, "help", "wake").stdout)
+        self.assertIn("Exit codes", self.kvplane(None, "help", "sleep").stdout)
+        self.assertEqual(self.kvplane(None, "help", "nonsense").returncode, 2)
+        self.assertEqual(self.kvplane(None).returncode, 2)
+
+    def test_all_instances_at_once(self):
+        daemon = self.daemon()
+        engines = [self.engine(daemon, "a"), self.engine(daemon, "b"),
+                   self.engine(daemon, "c", "--misbehave", "release-refuse:1")]
+        refused = self.kvplane(daemon, "sleep", "--instance", "*")
+        self.assertEqual(refused.returncode, 1, refused)
+        for name in "abc":
+            self.assertTrue(daemon.instance(name)["ready"], name)
+        engines.pop().kill()
+        harness.until("c is gone", lambda: not daemon.instance("c")["attached"])
+        engines.append(self.engine(daemon, "c", "--misbehave", "release-refuse:1", name="c2"))
+        some = self.kvplane(daemon, "sleep", "--instance", "*", "--all-or-nothing=false")
+        self.assertEqual(some.returncode, 1, "not everywhere")
+        self.assertIn("success: false", some.stdout)
+        self.assertEqual([daemon.instance(name)["is_sleeping"] for name in "ab"], [True] * 2)
+        woken = self.kvplane(daemon, "wake", "--instance", "*", "--json")
+        self.assertEqual(woken.returncode, 0, woken)
+        self.assertEqual(set(json.loads(woken.stdout)["instances"]), set("abc"))
+        self.clean(engines.pop(), daemon)
+
+    def test_operations_are_listed_waited_for_and_canceled(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        self.assertEqual(self.kvplane(daemon, "sleep").returncode, 0)
+        self.assertEqual(self.kvplane(daemon, "wake").returncode, 0)
+        listed = self.kvplane(daemon, "ops")
+        self.assertRegex(listed.stdout, r"(?m)^ID +OPERATION +INSTANCE +STATUS +RESULT +STEP +TOOK$")
+        self.assertRegex(listed.stdout, r"(?m)^\d+ +sleep +a +succeeded +ok +- +\d+\.\d+ s$")
+        self.assertNotIn("sleep", self.kvplane(daemon, "ops", "--instance", "b").stdout)
+        number = re.search(r"(?m)^(\d+) +sleep ", listed.stdout)[1]
+        self.assertEqual(self.kvplane(daemon, "ops", number, "--wait", "1").returncode, 0)
+        self.assertEqual(self.kvplane(daemon, "ops", number, "--cancel").returncode, 1, "it ended")
+        self.assertEqual(self.kvplane(daemon, "ops", "99999999").returncode, 1)
+        for wrong in (["x"], ["1", "2"], ["--wait", "1"], ["--cancel"], ["--level", "1"]):
+            self.assertEqual(self.kvplane(daemon, "ops", *wrong).returncode, 2, wrong)
+
+        engine.popen.send_signal(signal.SIGSTOP)  # so its sleep lasts
+        code, started = daemon.post("/sleep", headers={"Prefer": "respond-async"})
+        self.assertEqual(code, 202, started)
+        number = str(started["operation_id"])
+        lasts = self.kvplane(daemon, "ops", number, "--wait", "0.1", "--json")
+        self.assertEqual((lasts.returncode, json.loads(lasts.stdout)["status"]), (4, "running"))
+        self.assertEqual(self.kvplane(daemon, "ops", number, "--cancel").returncode, 0)
+        engine.popen.send_signal(signal.SIGCONT)
+        ended = self.kvplane(daemon, "ops", number, "--cancel", "--wait", "20")
+        self.assertIn(ended.returncode, (0, 1))  # 1: it had ended, so that could not be done
+        code, shown = daemon.get(f"/v1/kvplane/operations/{number}?timeout=20")
+        self.assertEqual(shown["result"], "canceled")
+        self.assertEqual(self.kvplane(daemon, "ops", number, "--wait", "1").returncode, 1)
+        self.assertTrue(daemon.instance("a")["ready"])
+        self.clean(engine, daemon)
+
+    def test_events_are_listed_on_as_many_pages_as_there_are(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        for _ in range(80):
+            daemon.ok("/pause")
+            daemon.ok("/resume")
+        lines = self.kvplane(daemon, "events", "--json").stdout.splitlines()
+        events = [json.loads(line) for line in lines]
+        self.assertGreater(len(events), 256)
+        self.assertEqual([event["id"] for event in events], list(range(1, len(events) + 1)))
+        after = self.kvplane(daemon, "events", "--after", str(len(events) - 3)).stdout
+        self.assertEqual(len(after.splitlines()), 3)
+        text = self.kvplane(daemon, "events").stdout
+        self.assertRegex(text, r"(?m)^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  a +pause +ok$")
+        self.assertRegex(text, r"(?m) a +state +paused \(pause\), kv_cache resident, ")
+        self.assertEqual(self.kvplane(daemon, "events", "--after", "x").returncode, 2)
+        self.clean(engine, daemon)
+        self.assertEqual(self.kvplane(daemon, "events", "--follow").returncode, 3)
+
+    def test_follow_shows_what_happens(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        follow = harness.Process(["events", "--follow", "--json", "--url", daemon.url],
+                                 self.directory, "follow")
+        self.processes.append(follow)
+        follow.line('{"id":1,')
+        daemon.ok("/pause")
+        harness.until("the pause", lambda: json.loads("{" + follow.line("{"))["kind"] == "pause")
+        follow.kill()
+        self.clean(engine, daemon)
+
+    def test_follow_goes_on_where_it_was_when_the_connection_breaks(self):
+        asked = []
+
+        class Breaks(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append((self.path, self.headers.get("Last-Event-ID"),
+                              self.headers.get("Accept")))
+                self.send_response(200 if len(asked) < 4 else 401)
+                self.send_header("Content-Type", "text/event-stream")
+                self.end_headers()
+                if len(asked) == 1:
+                    self.wfile.write(b'id: 41\nevent: x\ndata: {"id":41}\n\nid: 42\ndata: {"id":4')
+                elif len(asked) == 2:
+                    self.wfile.write(b'id: 42\ndata: {"id":42}\n\n')
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.HTTPServer(("127.0.0.1", 0), Breaks)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        done = self.kvplane(None, "events", "--follow", "--json", "--after", "40", "--url",
+                            f"http://127.0.0.1:{server.server_port}")
+        self.assertEqual(done.returncode, 1, "401 ends it")
+        self.assertEqual(done.stdout, '{"id":41}\n{"id":42}\n')
+        self.assertEqual([last for _, last, _ in asked], ["40", "41", "42", "42"])
+        self.assertEqual({accept for _, _, accept in asked}, {"text/event-stream"})
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
