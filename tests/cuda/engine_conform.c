@@ -91,8 +91,8 @@ static void puts_wait(char *memory)
 {
     struct kvplane_slice slice = {0};
     cudaStream_t slow;
-    cudaStream_t idle;
-    cudaEvent_t event;
+    cudaStream_t idle = NULL;
+    cudaEvent_t event = NULL;
     says(cudaStreamCreateWithFlags(&slow, cudaStreamNonBlocking) == cudaSuccess &&
              cudaStreamCreateWithFlags(&idle, cudaStreamNonBlocking) == cudaSuccess &&
              cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess,
