@@ -91,26 +91,18 @@ static const struct {
     const char *name;
     int (*run)(struct kvp_cli *cli); /* NULL: POST path */
     const char *path;
+    bool watched; /* on a terminal */
 } commands[] = {
-    {"status", status, NULL},
-    {"ops", kvp_cli_ops, NULL},
-    {"events", kvp_cli_events, NULL},
-    {"pause", NULL, "/pause"},
-    {"resume", NULL, "/resume"},
-    {"sleep", NULL, "/sleep"},
-    {"wake", NULL, "/wake_up"},
-    {"reset", NULL, "/reset_prefix_cache"},
-    {"release", NULL, "/release_kv_cache_memory"},
+    {"status", status, NULL, false},
+    {"ops", kvp_cli_ops, NULL, false},
+    {"events", kvp_cli_events, NULL, false},
+    {"pause", NULL, "/pause", true},
+    {"resume", NULL, "/resume", true},
+    {"sleep", NULL, "/sleep", true},
+    {"wake", NULL, "/wake_up", true},
+    {"reset", NULL, "/reset_prefix_cache", false},
+    {"release", NULL, "/release_kv_cache_memory", true},
 };
-
-static int verb(struct kvp_cli *cli, const char *of_command)
-{
-    char path[KVP_CLI_QUERY_MAX + 64];
-    long code = 0;
-    (void)snprintf(path, sizeof path, "%s%s", of_command, cli->query);
-    int rc = kvp_call_send(&cli->call, true, path, &code);
-    return rc == KVP_CLI_DONE ? kvp_cli_show(cli, code) : rc;
-}
 
 int kvp_cli_main(int argc, char **argv)
 {
@@ -128,7 +120,8 @@ int kvp_cli_main(int argc, char **argv)
     }
     int rc = kvp_cli_read(&cli, argc, argv);
     if (rc == KVP_CLI_DONE) {
-        rc = commands[i].run != NULL ? commands[i].run(&cli) : verb(&cli, commands[i].path);
+        rc = commands[i].run != NULL ? commands[i].run(&cli)
+                                     : kvp_cli_verb(&cli, commands[i].path, commands[i].watched);
     }
     free(cli.call.answer);
     curl_easy_cleanup(cli.call.curl);

@@ -44,7 +44,7 @@ int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code
         (void)fprintf(stderr, "kvplane: the URL is too long\n");
         return KVP_CLI_BAD_USAGE;
     }
-    struct curl_slist *headers = kvp_call_headers(call, NULL);
+    struct curl_slist *headers = kvp_call_headers(call, post ? call->header : NULL);
     free(call->answer);
     call->answer = NULL;
     call->len = 0;

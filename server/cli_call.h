@@ -19,8 +19,9 @@ enum {
 struct kvp_call {
     CURL *curl;
     const char *base;
-    const char *token; /* NULL: none */
-    char *answer;      /* of the last one, NUL-terminated; NULL: empty. malloc'd */
+    const char *token;  /* NULL: none */
+    const char *header; /* one more, of POSTs; NULL: none */
+    char *answer;       /* of the last one, NUL-terminated; NULL: empty. malloc'd */
     size_t len;
 };
 

@@ -65,15 +65,19 @@ static int cancel(struct kvp_cli *cli)
 /* What it is now, or at its end. */
 static int show(struct kvp_cli *cli)
 {
-    char path[512] = "";
-    char seconds[128] = "";
-    if (cli->wait != NULL && !kvp_cli_escape(cli, seconds, sizeof seconds, cli->wait)) {
-        return kvp_cli_bad_usage(cli, "--wait", "too long");
+    char path[128];
+    char *end = NULL;
+    double seconds = cli->wait != NULL ? strtod(cli->wait, &end) : 0;
+    if (cli->wait != NULL &&
+        (end == cli->wait || *end != '\0' || !(seconds >= 0 && seconds <= 3600))) {
+        return kvp_cli_bad_usage(cli, "--wait", "must be seconds, at most 3600");
     }
     int rc;
-    (void)snprintf(path, sizeof path, "/v1/kvplane/operations/%.20s%s%s", cli->operand,
-                   cli->wait != NULL ? "?timeout=" : "", seconds);
-    json_t *operation = kvp_call_fetch(&cli->call, path, &rc);
+    (void)snprintf(path, sizeof path, "/v1/kvplane/operations/%.20s?timeout=%.3f", cli->operand,
+                   seconds);
+    json_t *operation = seconds > 0 && kvp_cli_on_terminal(cli)
+                            ? kvp_cli_watch(cli, cli->operand, seconds, &rc)
+                            : kvp_call_fetch(&cli->call, path, &rc);
     if (operation == NULL) {
         return rc;
     }

@@ -8,6 +8,15 @@
 int kvp_cli_ops(struct kvp_cli *cli);
 int kvp_cli_events(struct kvp_cli *cli);
 
+/* A verb: POST path. can_be_watched: its answer says no more than how it ended. */
+int kvp_cli_verb(struct kvp_cli *cli, const char *path, bool can_be_watched);
+
+/* Its output is for people who watch it. */
+bool kvp_cli_on_terminal(const struct kvp_cli *cli);
+/* Shows the progress of an operation until it has ended, or for that time. The operation as it was
+ * last; NULL: *rc_p says why, it was told. After Ctrl-C it does not return. */
+json_t *kvp_cli_watch(struct kvp_cli *cli, const char *id, double seconds, int *rc_p);
+
 /* Members of an answer's object, one on a line. */
 void kvp_cli_print_object(const json_t *object, const char *indent);
 /* As --json wants it, or item by item. */

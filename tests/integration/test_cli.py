@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The client commands, as people and scripts use them."""
+import fcntl
 import http.server
 import json
 import os
+import pty
 import re
+import select
 import signal
+import struct
 import subprocess
+import termios
 import threading
 import unittest
 
 import harness
 
 
-class Cli(harness.Case):
+class Commands(harness.Case):
     def kvplane(self, daemon, *args, **kw):
         env = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
         if daemon is not None:
@@ -21,6 +26,8 @@ class Cli(harness.Case):
         return subprocess.run([harness.PROGRAM, *args], capture_output=True, text=True, env=env,
                               timeout=harness.DEADLINE_S, **kw)
 
+
+class Cli(Commands):
     def test_help_is_short_and_each_command_has_its_own(self):
         short = self.kvplane(None, "help")
         self.assertEqual((short.returncode, short.stderr), (0, ""))
@@ -152,6 +159,112 @@ class Cli(harness.Case):
         self.assertEqual(done.stdout, '{"id":41}\n{"id":42}\n')
         self.assertEqual([last for _, last, _ in asked], ["40", "41", "42", "42"])
         self.assertEqual({accept for _, _, accept in asked}, {"text/event-stream"})
+
+
+class Terminal:
+    """A client command on a terminal of its own; what it wrote there is in text."""
+
+    def __init__(self, case, daemon, *args, rows=40, columns=120, env=None):
+        master, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.master = master
+        self.before = termios.tcgetattr(terminal)
+        self.text = ""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
+        environment.update({"TERM": "xterm", "KVPLANE_URL": daemon.url}, **(env or {}))
+        self.popen = subprocess.Popen([harness.PROGRAM, *args], stdin=terminal, stdout=terminal,
+                                      stderr=terminal, env=environment, start_new_session=True,
+                                      preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(terminal)
+        case.addCleanup(self.end)
+
+    def read(self):
+        """All there is by now; False: the other end is closed."""
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:
+                data = b""
+            if not data:
+                return False
+            self.text += data.decode()
+        return True
+
+    def await_text(self, pattern):
+        harness.until(pattern, lambda: (self.read(), re.search(pattern, self.text))[1])
+
+    def type(self, keys):
+        os.write(self.master, keys)
+
+    def code(self):
+        harness.until("its end", lambda: (self.read(), self.popen.poll() is not None)[1])
+        self.read()
+        return self.popen.returncode
+
+    def end(self):
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait()
+        os.close(self.master)
+
+
+class Progress(Commands):
+    def test_a_sleep_shows_its_progress_on_a_terminal(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        engine.popen.send_signal(signal.SIGSTOP)
+        sleep = Terminal(self, daemon, "sleep", columns=60)
+        sleep.await_text(r"\r\x1b\[Ksleep a: \w+  \d+\.\d s, at most \d+ s")
+        ages = lambda: set(re.findall(r"sleep a: \w+  (\d+\.\d) s", sleep.text))
+        harness.until("it goes on", lambda: (sleep.read(), len(ages()) > 2)[1])
+        engine.popen.send_signal(signal.SIGCONT)
+        self.assertEqual(sleep.code(), 0, sleep.text)
+        self.assertRegex(sleep.text, r"\r\x1b\[Ksleep of a: done in \d+\.\d s \(operation \d+\)\r\n$")
+        self.assertTrue(daemon.instance("a")["is_sleeping"])
+        for line in re.split(r"\r\n|\r\x1b\[K", sleep.text):
+            self.assertLess(len(line), 60, "a line that wraps is never erased")
+        resume = Terminal(self, daemon, "resume")
+        self.assertEqual(resume.code(), 1, resume.text)
+        self.assertIn("memory is not resident", resume.text)
+        self.clean(engine, daemon)
+
+    def test_ctrl_c_ends_the_watching_and_not_the_operation(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        engine.popen.send_signal(signal.SIGSTOP)
+        sleep = Terminal(self, daemon, "sleep", "--level", "2")
+        sleep.await_text("sleep a: ")
+        sleep.type(b"\x03")
+        self.assertEqual(sleep.code(), -signal.SIGINT, "a shell's loop ends, too")
+        number = re.search(r"operation (\d+) goes on: kvplane ops (\d+) --wait 60 waits", sleep.text)
+        self.assertEqual(number[1], number[2])
+        wait = Terminal(self, daemon, "ops", number[1], "--wait", "0.6")
+        self.assertEqual(wait.code(), 4, wait.text)
+        self.assertIn("sleep a: ", wait.text)
+        wait = Terminal(self, daemon, "ops", number[1], "--wait", "30")
+        wait.await_text("sleep a: ")
+        engine.popen.send_signal(signal.SIGCONT)
+        self.assertEqual(wait.code(), 0, wait.text)
+        self.assertTrue(daemon.instance("a")["is_sleeping"])
+        self.clean(engine, daemon)
+
+    def test_what_fails_says_so_and_what_is_canceled_too(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        engine.popen.send_signal(signal.SIGSTOP)
+        sleep = Terminal(self, daemon, "sleep")
+        sleep.await_text("sleep a: ")
+        cancel = self.kvplane(daemon, "ops", "1", "--cancel")
+        self.assertEqual(cancel.returncode, 0, cancel)
+        engine.popen.send_signal(signal.SIGCONT)
+        self.assertEqual(sleep.code(), 1, sleep.text)
+        self.assertRegex(sleep.text, r"kvplane: sleep of a: failed after \d+\.\d s \(operation 1\): canceled")
+        self.assertTrue(daemon.instance("a")["ready"])
+        dumb = Terminal(self, daemon, "sleep", env={"TERM": "dumb"})
+        self.assertEqual(dumb.code(), 0)
+        self.assertNotIn("\x1b", dumb.text)
+        self.assertIn("status: sleeping", dumb.text)
+        self.clean(engine, daemon)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_grid.h"
+#include "cli_progress.h"
 #include "cli_sse.h"
 #include "commands.h"
 
@@ -71,6 +72,41 @@ Test(cli, what_others_say_moves_no_cursor)
                   "d \xe2\x80\xa6";
     kvp_cell_clean(text);
     cr_assert_str_eq(text, "a?[2Jb?c??d \xe2\x80\xa6");
+}
+
+/* ---- progress ---- */
+
+static const char *line_of(struct kvp_progress *progress, const char *json, size_t width)
+{
+    static char line[KVP_PROGRESS_MAX];
+    json_t *operation = json_loads(json, 0, NULL);
+    cr_assert_not_null(operation);
+    kvp_progress_line(progress, operation, width, line);
+    json_decref(operation);
+    return line;
+}
+
+Test(cli, progress_says_what_is_left_and_for_how_long)
+{
+    struct kvp_progress progress = {0};
+    static const char waits[] = "{\"operation\":\"sleep\",\"instance\":\"a\",\"elapsed_ms\":100}";
+    cr_assert_str_eq(line_of(&progress, waits, 200), "sleep a: waits for its turn  0.1 s");
+    static const char begins[] =
+        "{\"operation\":\"sleep\",\"instance\":\"a\",\"step\":\"drain\",\"elapsed_ms\":1000,"
+        "\"deadline_in_ms\":480000,\"drain\":{\"queued\":3,\"running\":1,\"bytes_left\":8388608}}";
+    cr_assert_str_eq(
+        line_of(&progress, begins, 200),
+        "sleep a: drain  [....................] 4 tasks, 8 MiB left  1.0 s, at most 480 s");
+    static const char half[] =
+        "{\"operation\":\"sleep\",\"instance\":\"a\",\"step\":\"drain\",\"elapsed_ms\":3000,"
+        "\"deadline_in_ms\":478000,\"drain\":{\"queued\":0,\"running\":1,\"bytes_left\":2097152}}";
+    cr_assert_str_eq(line_of(&progress, half, 200),
+                     "sleep a: drain  [###############.....] 1 task, 2 MiB left  3.0 s, "
+                     "about 1 s left, at most 478 s");
+    cr_assert_str_eq(line_of(&progress, half, 24), "sleep a: drain  [#######");
+    cr_assert_str_eq(
+        line_of(&progress, "{}", 200),
+        "operation : waits for its turn  [####################] 0 tasks, 0 B left  0.0 s");
 }
 
 /* ---- one table ---- */
