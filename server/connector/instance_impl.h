@@ -22,6 +22,7 @@ struct kvp_session_of {
     bool unknown;          /* it did not answer: its state must be asked */
     bool fresh;            /* its hello has not been taken into account yet */
     uint32_t unregistered; /* bit per fsm tag: the daemon holds no registration of it */
+    uint32_t lost;         /* of these, what went without being asked: no undo has it again */
     uint8_t flags;         /* kvb_engine_flag */
     struct kvb_engine_state state;
     struct kvb_lineage lineage; /* echo of its hello */

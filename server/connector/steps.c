@@ -66,6 +66,7 @@ void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_ra
     }
     for (uint32_t i = 0; i < ntags; i++) {
         session->unregistered |= tag_bit(instance, tags[i]);
+        session->lost |= tag_bit(instance, tags[i]);
     }
     (void)snprintf(detail, sizeof detail, "rank %u", rank->index);
     KVB_LOG(WARN, "registered memory is lost: the engine is asked for it anew",
@@ -472,7 +473,7 @@ static void on_unregistered(void *arg, kvb_status_t status)
     struct step_call *call = arg;
     struct kvp_session_of *session = session_of(call->instance, call->rank);
     if (status != KVB_OK && session != NULL) {
-        session->unregistered &= ~call->tags; /* all or nothing: it is as it was */
+        session->unregistered &= ~(call->tags & ~session->lost); /* all or nothing: as it was */
     }
     on_answer(arg, status, NULL);
 }
@@ -503,6 +504,7 @@ static void on_registered(void *arg, kvb_status_t status)
     struct kvp_session_of *session = session_of(call->instance, call->rank);
     if (status == KVB_OK && session != NULL) {
         session->unregistered &= ~call->tags;
+        session->lost &= ~call->tags;
     }
     on_answer(arg, status, NULL);
 }

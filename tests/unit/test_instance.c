@@ -1201,6 +1201,42 @@ Test(instance, memory_that_only_the_daemon_lost_is_handed_over_anew_while_the_en
     world_close(&w);
 }
 
+static void lose_kv(void *ctx, const struct fake_step *step, kvb_status_t status)
+{
+    static const char kv[1][KVB_NAME_MAX] = {"kv_cache"};
+    struct world *w = ctx;
+    struct fake_rank *rank = &w->engine.ranks[0];
+    bool unregisters = step->type == KVB_LINK_REGISTER_REGION && !step->register_;
+    if (unregisters && step->rank == 0 && status == KVB_IN_PROGRESS) {
+        rank->tags[0].registered = rank->tags[0].handed = false;
+        kvp_instance_memory_lost(rank->instance, &rank->rank, kv, 1);
+    }
+}
+
+Test(instance, memory_lost_while_an_unregister_fails_is_not_taken_for_registered)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct fake_tag *tag = &w.engine.ranks[0].tags[0];
+    uint64_t generation = tag->generation;
+    w.engine.ranks[0].refuses_unregister = true;
+    w.engine.watch = lose_kv;
+    w.engine.watch_ctx = &w;
+    struct told *told = world_do(&w, "sleep 1");
+    cr_assert_eq(told->status, KVB_ERR_TIMEOUT);
+    w.engine.watch = NULL;
+    sim_advance(&w.sim, 10000);
+    cr_assert(tag->registered);
+    cr_assert_gt(tag->generation, generation);
+    cr_assert(fake_engine_serves(&w.engine));
+    cr_assert(world_view(&w).ready);
+    w.engine.ranks[0].refuses_unregister = false;
+    OK(&w, "sleep 1");
+    OK(&w, "wake");
+    cr_assert(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
 struct seen_ranks {
     uint32_t n, attached, workers, schedulers, helpers;
     uint32_t resident, discarded, regions;
