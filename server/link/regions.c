@@ -506,6 +506,30 @@ void kvp_region_unuse(struct kvp_region *region)
     settle(region);
 }
 
+/* ---- memory that is lost ---- */
+
+/* What was registered of these tags is not any more, and nobody has asked for that: the instance
+ * asks the engine for it anew. */
+static void tell_lost(struct kvp_link_rank *rank, const char (*tags)[KVB_NAME_MAX], uint32_t ntags)
+{
+    admit(rank, tags, ntags, false);
+    kvp_instance_memory_lost(rank->instance, &rank->base, tags, ntags);
+}
+
+/* The slot's region could not be registered again. It may free the rank, if that is not connected.
+ */
+static void lose(struct kvp_region *region)
+{
+    struct kvp_link_rank *rank = region->rank;
+    bool connected = rank->connected;
+    char tags[1][KVB_NAME_MAX];
+    memcpy(tags[0], region->slot->tag, sizeof tags[0]);
+    drop(region);
+    if (connected) {
+        tell_lost(rank, (const char(*)[KVB_NAME_MAX])tags, 1);
+    }
+}
+
 /* ---- unregister, all or nothing ---- */
 
 /* Registers anew what an unregister that failed had undone already. */
@@ -527,6 +551,9 @@ static void register_again(struct kvp_region *old)
             drop(region);
         }
         region = NULL;
+        if (slot->now == old && rank->connected) {
+            tell_lost(rank, (const char(*)[KVB_NAME_MAX]) & slot->tag, 1);
+        }
     }
     if (slot->now == old) {
         slot->now = region;
@@ -563,7 +590,7 @@ static void register_mapped(struct kvp_link_rank *rank, const struct kvp_unregis
         if (status != KVB_OK && status != KVB_IN_PROGRESS) {
             KVB_LOG(ERROR, "region could not be registered", KVB_STR("rank", rank->name),
                     KVB_U64("region", slot->number), KVB_STR("tag", slot->tag), KVB_STATUS(status));
-            drop(slot->now);
+            lose(slot->now);
         }
     }
 }
@@ -798,6 +825,8 @@ static void on_region_registered(void *arg, struct kvt_region *memory, kvb_statu
         if (--rank->registering.left == 0) {
             finish_register(rank, rank->registering.status);
         }
+    } else if (status != KVB_OK && region->slot->now == region && !region->in_op) {
+        lose(region); /* it was there before an unregister that failed */
     } else if (status != KVB_OK) {
         drop(region);
     }
@@ -856,9 +885,7 @@ void kvp_regions_lost(struct kvp_link_rank *rank)
         drop(region);
     }
     if (ntags > 0) {
-        admit(rank, (const char(*)[KVB_NAME_MAX])tags, ntags, false);
-        kvp_instance_memory_lost(rank->instance, &rank->base, (const char(*)[KVB_NAME_MAX])tags,
-                                 ntags);
+        tell_lost(rank, (const char(*)[KVB_NAME_MAX])tags, ntags);
     }
 }
 

@@ -2510,6 +2510,25 @@ Test(link, a_failed_release_of_a_device_is_undone)
     engine_end(&engine);
 }
 
+Test(link, what_an_undone_release_of_a_device_cannot_have_again_is_told_as_lost)
+{
+    struct engine engine = gpu_engine();
+    struct kvp_rank *rank = rank_now();
+    cr_assert_eq(hand_over(&engine, 1, 1, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 1, &memory2, "kv_cache", 0), KVB_OK);
+    device.fail[FAKE_DROP] = KVB_ERR_TIMEOUT;
+    device.fail[FAKE_IMPORT] = KVB_ERR_UNAVAILABLE;
+    cr_assert_eq(unregister(rank, 1000).status, KVB_ERR_TIMEOUT);
+    turn();
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1);
+    cr_assert_eq(fleet.lost_tags, 1, "or nobody would ever ask for it");
+    cr_assert_eq(hand_over(&engine, 1, 2, &memory1, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(hand_over(&engine, 2, 2, &memory2, "kv_cache", 0), KVB_OK);
+    cr_assert_eq(register_again(rank).status, KVB_OK);
+    cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 2);
+    engine_end(&engine);
+}
+
 Test(link, new_memory_of_a_device_replaces_the_old_when_it_is_there)
 {
     struct engine engine = gpu_engine();
