@@ -55,6 +55,8 @@ enum MHD_Result kvp_exchange_stream(struct kvp_exchange *exchange)
     pthread_mutex_lock(&http->lock);
     bool full = http->nstreams == KVP_HTTP_STREAMS_MAX;
     if (!full) {
+        exchange->stream.cursor = cursor_of(exchange);
+        exchange->stream.beat = true; /* its first words come at once */
         http->nstreams++;
         kvb_list_push_back(&http->streams, &exchange->stream.link);
     }
@@ -64,8 +66,6 @@ enum MHD_Result kvp_exchange_stream(struct kvp_exchange *exchange)
         exchange->retry_after_s = 5;
         return kvp_exchange_answer(exchange);
     }
-    exchange->stream.cursor = cursor_of(exchange);
-    exchange->stream.beat = true; /* its first words come at once */
     exchange->phase = KVP_ANSWERING;
     exchange->http_status = 200;
     exchange->extra_name = MHD_HTTP_HEADER_CACHE_CONTROL;
