@@ -55,6 +55,8 @@ static void on_moved(struct kvt_device_job *job, kvb_status_t status)
     struct kvt_transfer *transfer = direct->outer;
     bool cancelled = direct->cancelled;
     transfer->answer_len = direct->move.answer_len;
+    /* IO: the bytes did not come to rest in its memory */
+    transfer->ours = status != KVB_OK && (!direct->move.told || status == KVB_ERR_IO);
     transfer->impl.direct = NULL;
     free(direct);
     if (status == KVB_ERR_UNSUPPORTED) {

@@ -31,6 +31,7 @@ struct staging {
     struct kvb_list link; /* device->placed or device->waiting */
     enum phase phase;
     kvb_status_t stopped; /* OK: it goes on; else what it ends with */
+    bool ours;            /* and that, or what a copy failed with, is not the node's fault */
     uint64_t offset, len; /* its place in the pool */
     struct kvt_device_job job;
     struct kvb_timer deadline;
@@ -103,6 +104,7 @@ static void finish(struct staging *staging, kvb_status_t status)
     }
     outer->checksum = staging->inner.checksum;
     outer->answer_len = staging->inner.answer_len;
+    outer->ours = status != KVB_OK && staging->ours;
     outer->impl.staging = NULL;
     free(staging);
     kvt_transfer_finish(outer, status);
@@ -150,6 +152,7 @@ static kvb_status_t begin(struct staging *staging)
 static void on_copied(struct kvt_device_job *job, kvb_status_t status)
 {
     struct staging *staging = kvb_container_of(job, struct staging, job);
+    staging->ours = staging->ours || status != KVB_OK;
     if (staging->stopped != KVB_OK) {
         status = staging->stopped;
     }
@@ -215,6 +218,7 @@ static void on_deadline(struct kvb_timer *timer)
 {
     struct staging *staging = kvb_container_of(timer, struct staging, deadline);
     if (staging->phase != MOVING) {
+        staging->ours = true;
         stop(staging, KVB_ERR_TIMEOUT, now_ns(staging) + KVB_NS_PER_S);
     }
 }

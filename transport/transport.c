@@ -165,6 +165,7 @@ kvb_status_t kvt_transfer_start(struct kvt_transport *transport, struct kvt_tran
 
     transfer->impl.staging = transfer->impl.direct = NULL;
     transfer->impl.staged = false;
+    transfer->ours = false;
 
     status = start(transport, transfer);
     if (status != KVB_OK) {

@@ -217,6 +217,9 @@ static enum kvs_verdict judge(const struct kvs_node_call *call, kvb_status_t *wh
     for (uint32_t i = 0; i < call->n && verdict != KVS_NODE_FAILED; i++) {
         kvb_status_t status = kvs_node_call_item(call, i)->status;
         enum kvs_verdict of_item = kvs_verdict(status);
+        if (call->ours && of_item == KVS_NODE_FAILED) {
+            continue;
+        }
         if (of_item > verdict) {
             verdict = of_item;
             *why_p = status;

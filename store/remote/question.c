@@ -136,6 +136,7 @@ static void on_done(struct kvt_transfer *transfer, kvb_status_t status)
     struct kvs_remote *remote = question->remote;
     struct kvs_call *call = question->call;
     uint64_t len = status == KVB_OK ? question->len : 0;
+    call->base->ours = call->base->ours || (status != KVB_OK && transfer->ours);
 
     if (status == KVB_OK && question->items_answer != NULL) {
         status = answer_items(question);

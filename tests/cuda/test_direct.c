@@ -787,6 +787,7 @@ Test(direct, a_helper_that_is_killed_in_the_middle_gives_all_back_and_the_next_g
         cr_assert(real_run_until(&s.loop, is_running, &s, LIMIT_MS));
         cr_assert_eq(kill(info(&s).pid, SIGKILL), 0);
         cr_assert_eq(wait_for(&s, 0), KVB_ERR_UNAVAILABLE);
+        cr_assert(s.moves[0].transfer.ours, "it says nothing of the node");
         cr_assert_eq(info(&s).registrations, 0);
         cr_assert_eq(move(&s, type, 0, 4096, 0), KVB_ERR_UNAVAILABLE, "until it is handed over");
         sleep_engine(&s);

@@ -447,10 +447,12 @@ Test(staging, a_copy_that_fails_ends_its_transfer_with_that)
         describe(&s, direction);
         s.device.fail[FAKE_COPY] = KVB_ERR_IO;
         cr_assert_eq(run(&s), KVB_ERR_IO);
+        cr_assert(s.transfer.ours, "it says nothing of the node");
         for (uint64_t i = 0; i < LEN; i++) {
             cr_assert_eq(s.node[i], 0, "nothing was moved of what was not copied");
         }
         cr_assert_eq(run(&s), KVB_OK, "its place in the pool is free again");
+        cr_assert_not(s.transfer.ours);
     }
     cleanup(&s);
 }
@@ -527,6 +529,7 @@ Test(staging, a_deadline_that_passes_ends_each_phase)
     fake_device_end(&s.device, fake_device_job(&s.device), KVB_OK);
     cr_assert_eq(s.ends, 2);
     cr_assert_eq(s.status, KVB_ERR_TIMEOUT);
+    cr_assert(s.transfer.ours && s.other.ours, "the node was not asked yet");
     s.device.hold[FAKE_COPY] = false;
     s.transfer.deadline_ns = KVB_NEVER;
     cr_assert_eq(run(&s), KVB_OK);

@@ -17,6 +17,7 @@ struct fake_node {
     struct sim_sched *sim;
     enum fake_answer answer;
     kvb_status_t with;     /* what items come to, or submit answers */
+    bool ours;             /* and that is not its fault */
     struct kvb_list calls; /* in flight, by impl.link; impl.state: ended, and only to be told */
     struct kvb_event event;
     uint64_t heard_ns;
@@ -51,6 +52,7 @@ static inline void fake_end_call(struct fake_node *fake, struct kvs_node_call *c
         item->status = status;
         item->len = 7;
     }
+    call->ours = fake->ours;
     call->impl.state = fake;
     kvb_sched_post(&fake->sim->sched, &fake->event);
 }

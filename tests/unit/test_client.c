@@ -704,6 +704,26 @@ Test(health, what_says_nothing_of_the_node_does_not_count)
     }
 }
 
+/* As when the GPU of one engine fails: the others go on to be served by the node. */
+Test(health, what_failed_on_this_side_does_not_count_whatever_it_is)
+{
+    struct world world;
+    world_open(&world, NODES);
+    node_is(&world, 3, FAKE_AT_ONCE, KVB_ERR_IO);
+    world.nodes[3].ours = true;
+    for (uint32_t n = 0; n < 5; n++) {
+        cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+        cr_assert_gt(count(&world, KVB_ERR_IO), 0, "it is told all the same");
+    }
+    cr_assert(!sick(&world, 3));
+    world.nodes[3].ours = false;
+    for (uint32_t n = 0; n < 3; n++) {
+        cr_assert_eq(run(&world, KVS_GET), KVB_OK);
+    }
+    cr_assert(sick(&world, 3));
+    world_close(&world);
+}
+
 Test(health, a_lookup_of_a_silent_node_is_a_miss_at_its_bound_and_then_at_once)
 {
     struct world world;

@@ -320,6 +320,68 @@ Test(remote, memory_that_a_way_does_not_reach_goes_by_the_next_and_questions_by_
     close_two_ways(&two);
 }
 
+/* A carrier whose transfers fail on this side, as those of a GPU that is gone. */
+static struct {
+    struct kvt_transport_ops ops;
+    kvb_status_t (*start)(struct kvt_transport *transport, struct kvt_transfer *transfer);
+    struct kvb_event event;
+    struct kvt_transfer *transfer;
+} lame;
+
+static void lame_end(struct kvb_event *event)
+{
+    (void)event;
+    lame.transfer->ours = true;
+    kvt_transfer_finish(lame.transfer, KVB_ERR_IO);
+}
+
+static kvb_status_t lame_start(struct kvt_transport *transport, struct kvt_transfer *transfer)
+{
+    if (transfer->nslices == 0) {
+        return lame.start(transport, transfer);
+    }
+    lame.transfer = transfer;
+    kvb_event_init(&lame.event, lame_end);
+    kvb_sched_post(transport->sched, &lame.event);
+    return KVB_OK;
+}
+
+static kvb_status_t lame_create(struct kvt_regions *regions, const void *peer,
+                                const struct kvt_peer_ops *ops, void *ctx,
+                                struct kvt_transport **transport_p)
+{
+    kvb_status_t status = kvs_by_tcp.create(regions, peer, ops, ctx, transport_p);
+    if (status == KVB_OK) {
+        lame.ops = *(*transport_p)->ops;
+        lame.start = lame.ops.start;
+        lame.ops.start = lame_start;
+        (*transport_p)->ops = &lame.ops;
+    }
+    return status;
+}
+static const struct kvs_carrier by_lame = {
+    .name = "lame", .create = lame_create, .stats = kvt_tcp_peer_stats};
+
+static void see_sick(void *arg, const struct kvs_client_node *node)
+{
+    *(bool *)arg = *(bool *)arg || node->sick;
+}
+
+Test(remote, what_fails_on_this_side_is_not_held_against_the_node)
+{
+    struct two_ways two;
+    bool sick = false;
+    open_two_ways_by(&two, true, &by_lame);
+    sim_advance(&two.store.sim, 100);
+    for (uint64_t key = 0; key < 5; key++) {
+        cr_assert_eq(test_put(&two.store, &key, sizeof key, 1000, 1), KVB_ERR_IO);
+    }
+    kvs_client_each_node(two.store.client, see_sick, &sick);
+    cr_assert_not(sick);
+    cr_assert_eq(look_up(&two), KVB_ERR_NOT_FOUND, "it is asked as before");
+    close_two_ways(&two);
+}
+
 Test(remote, a_way_that_never_connects_costs_nothing_where_another_does)
 {
     struct two_ways two;

@@ -89,9 +89,9 @@ void kvs_client_destroy(struct kvs_client *client);
 /*
  * When a node of another process is no longer worth asking. A call that it has not answered by its
  * bound is stopped (UNAVAILABLE, TIMEOUT), long before the batch's deadline; a call that fails by
- * the node's fault (UNAVAILABLE, DISCONNECTED, TIMEOUT, PROTOCOL, REFUSED, CHECKSUM, IO, INTERNAL)
- * counts against it. A sick node has no place: puts, gets and lookups go where they would without
- * it, at once. 0: the default.
+ * the node's fault (UNAVAILABLE, DISCONNECTED, TIMEOUT, PROTOCOL, REFUSED, CHECKSUM, IO, INTERNAL;
+ * not where it was the memory of an engine that failed) counts against it. A sick node has no
+ * place: puts, gets and lookups go where they would without it, at once. 0: the default.
  */
 struct kvs_client_health {
     uint32_t lookup_ms;    /* bound of lookups and removes; 500 */

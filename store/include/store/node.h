@@ -23,6 +23,8 @@ struct kvs_node_call {
     const uint32_t *index; /* which items of the batch; NULL: all */
     uint32_t n;
     void (*done)(struct kvs_node_call *call);
+    bool ours; /* set by the node: something failed for a reason of this process's own, so that no
+                  failure of the call counts against the node */
     /* the node's own */
     struct {
         struct kvb_list link;

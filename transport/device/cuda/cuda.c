@@ -489,6 +489,7 @@ static void on_moved(struct cuda *cuda, const struct cuda_message *message)
         memcpy(move->answer, message->moved.answer.data, message->moved.answer.len);
     }
     move->answer_len = (uint32_t)message->moved.answer.len;
+    move->told = true;
     if (message->moved.status == KVB_OK) {
         cuda->info.moves++;
     } else if (message->moved.status == KVB_ERR_UNSUPPORTED) {
@@ -841,6 +842,7 @@ static void cuda_move(struct kvt_device *device, struct kvt_device_move *move,
     begin(cuda, job, 0, MOVE);
     job->impl.move = move;
     move->answer_len = 0;
+    move->told = false;
     kvb_status_t status =
         cuda->state == RUNNING ? ask(cuda, job, &message, -1) : KVB_ERR_UNAVAILABLE;
     if (status != KVB_OK) {

@@ -58,6 +58,7 @@ struct kvt_device_move {
     uint8_t *answer;
     uint32_t answer_cap; /* at most KVT_DEVICE_ANSWER_MAX */
     uint32_t answer_len; /* set before the job is done */
+    bool told;           /* so, too: how it ended is that process's word, not the end of that */
     uint64_t deadline_ns;
     const struct kvt_device_piece *pieces; /* of imports that are direct; pool_offset: unused */
     uint32_t n;

@@ -53,6 +53,9 @@ struct kvt_transfer {
     uint64_t checksum;
     /* set when the node answered, whatever its status; else 0 */
     uint32_t answer_len;
+    /* set with a failure: it was this side's, of memory that could not be reached (a GPU's), and
+     * says nothing of the node */
+    bool ours;
 
     /* the transport's own */
     struct {
