@@ -42,5 +42,12 @@ const struct kvp_command *kvp_command_find(const struct kvp_commands *commands, 
 
 void kvp_help_commands(const struct kvp_commands *commands, FILE *out);
 void kvp_help_command(const struct kvp_command *command, FILE *out);
+/* A completion script of bash, zsh or fish. False: another shell, nothing was written. */
+bool kvp_completion(const struct kvp_commands *commands, const char *shell, FILE *out);
+/* The manual page of a command, kvplane-NAME(1); name NULL: kvplane(1). False: there is none. */
+bool kvp_man(const struct kvp_commands *commands, const char *name, FILE *out);
+/* Manual pages into dir/man1, completions into dir/completions, under the names that they are
+ * installed as. False: told why. */
+bool kvp_write_documents(const struct kvp_commands *commands, const char *dir);
 
 #endif

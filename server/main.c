@@ -18,6 +18,8 @@
 static int help_main(int argc, char **argv);
 static int version_main(int argc, char **argv);
 static int config_main(int argc, char **argv);
+static int completion_main(int argc, char **argv);
+static int man_main(int argc, char **argv);
 
 static void tell_engine(const struct kve_option *options, size_t n, kvp_tell_option_fn tell,
                         void *ctx)
@@ -83,6 +85,11 @@ static const struct kvp_command list[] = {
      "every key, as markdown; config mooncake: what becomes of Mooncake's; config gate: what can "
      "sleep.",
      NULL},
+    {"completion", completion_main, "bash|zsh|fish", "bash zsh fish",
+     "a completion script for a shell", "As in: source <(kvplane completion bash).", NULL},
+    {"man", man_main, "[COMMAND] | --write DIR", "COMMAND", "a manual page, in roff",
+     "As in: kvplane man sleep | man -l -. With --write all of them and the completions, as files.",
+     NULL},
     {"version", version_main, NULL, NULL, "the version", NULL, NULL},
     {"help", help_main, "[COMMAND]", "COMMAND", "this, or all of a command", NULL, NULL},
     {KVT_CUDA_HELPER_COMMAND, kvt_cuda_helper_main, NULL, NULL, NULL, NULL, NULL},
@@ -133,6 +140,27 @@ static int help_main(int argc, char **argv)
         kvp_help_commands(&commands, stdout);
     } else {
         kvp_help_command(command, stdout);
+    }
+    return 0;
+}
+
+static int completion_main(int argc, char **argv)
+{
+    if (argc != 2 || !kvp_completion(&commands, argv[1], stdout)) {
+        (void)fprintf(stderr, "kvplane completion: of bash, zsh or fish?\n");
+        return 2;
+    }
+    return 0;
+}
+
+static int man_main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--write") == 0) {
+        return kvp_write_documents(&commands, argv[2]) ? 0 : 1;
+    }
+    if (argc > 2 || !kvp_man(&commands, argc == 2 ? argv[1] : NULL, stdout)) {
+        (void)fprintf(stderr, "kvplane man: there is no command `%s`\n", argv[argc - 1]);
+        return 2;
     }
     return 0;
 }

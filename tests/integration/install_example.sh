@@ -78,6 +78,12 @@ export LD_LIBRARY_PATH
 env -u KVPLANE_SOCKET ./example 2>message && fail "ran without a socket"
 grep -q '^socket: ' message || fail "unhelpful: $(cat message)"
 
+# The pages and completions that the program wrote.
+for file in man/man1/kvplane.1 man/man1/kvplane-serve.1 man/man1/kvplane-sleep.1 \
+    bash-completion/completions/kvplane zsh/site-functions/_kvplane fish/vendor_completions.d/kvplane.fish; do
+    [ -s "$work/moved/share/$file" ] || fail "no share/$file"
+done
+
 # It works with the daemon that was installed with it.
 program=$work/moved/bin/kvplane
 "$program" serve --listen 127.0.0.1:0 --engine-socket "$work/engine.sock" --store-bytes 16MiB >ready 2>daemon.log &

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -164,15 +165,15 @@ class Cli(Commands):
 class Terminal:
     """A client command on a terminal of its own; what it wrote there is in text."""
 
-    def __init__(self, case, daemon, *args, rows=40, columns=120, env=None):
+    def __init__(self, case, daemon, *args, rows=40, columns=120, env=None, program=None):
         master, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.master = master
         self.before = termios.tcgetattr(terminal)
         self.text = ""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
-        environment.update({"TERM": "xterm", "KVPLANE_URL": daemon.url}, **(env or {}))
-        self.popen = subprocess.Popen([harness.PROGRAM, *args], stdin=terminal, stdout=terminal,
+        environment.update({"TERM": "xterm", "KVPLANE_URL": daemon.url if daemon else ""}, **(env or {}))
+        self.popen = subprocess.Popen([program or harness.PROGRAM, *args], stdin=terminal, stdout=terminal,
                                       stderr=terminal, env=environment, start_new_session=True,
                                       preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(terminal)
@@ -265,6 +266,100 @@ class Progress(Commands):
         self.assertNotIn("\x1b", dumb.text)
         self.assertIn("status: sleeping", dumb.text)
         self.clean(engine, daemon)
+
+
+class Documents(Commands):
+    """Completions and manual pages say what help says."""
+
+    def setUp(self):
+        super().setUp()
+        short = self.kvplane(None, "help").stdout
+        self.commands = re.findall(r"(?m)^  (\w+) ", short)
+        self.options = {command: re.findall(r"(?m)^  --([a-z0-9-]+)",
+                                            self.kvplane(None, "help", command).stdout)
+                        for command in self.commands}
+        self.assertIn("level", self.options["sleep"])
+        done = self.kvplane(None, "man", "--write", os.path.join(self.directory, "documents"))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def script(self, name):
+        return os.path.join(self.directory, "documents", "completions", name)
+
+    def test_bash_completes_commands_options_and_values(self):
+        asked = [["kvplane", ""]]
+        asked += [["kvplane", command, "--"] for command in self.commands]
+        asked += [["kvplane", "sleep", "--level", ""], ["kvplane", "sleep", "--level", "=", "2"],
+                  ["kvplane", "serve", "--config", harness.__file__[:-1]],
+                  ["kvplane", "completion", ""], ["kvplane", "sleep", "--url", ""]]
+        script = f"source {self.script('kvplane')}\n" + "".join(
+            f"COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}; "
+            f"_kvplane; echo \"${{COMPREPLY[*]}}\"\n" for words in asked)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True,
+                              timeout=harness.DEADLINE_S)
+        self.assertEqual(done.stderr, "")
+        lines = [line.split() for line in done.stdout.splitlines()]
+        self.assertEqual(lines[0], self.commands)
+        for command, line in zip(self.commands, lines[1:]):
+            self.assertEqual(line, ["--" + name for name in self.options[command]] + ["--help"],
+                             command)
+        rest = lines[1 + len(self.commands):]
+        self.assertEqual(rest, [["0", "1", "2"], ["2"], [harness.__file__], ["bash", "zsh", "fish", "--help"],
+                                []])
+
+    @unittest.skipUnless(shutil.which("fish"), "there is no fish")
+    def test_fish_completes_them_too(self):
+        def ask(line):
+            done = subprocess.run(["fish", "--no-config", "-c",
+                                   f"source {self.script('kvplane.fish')}; complete -C '{line}'"],
+                                  capture_output=True, text=True, timeout=harness.DEADLINE_S,
+                                  env={**os.environ, "HOME": self.directory})
+            self.assertEqual(done.stderr, "")
+            return {word.split("\t")[0] for word in done.stdout.splitlines()}
+
+        self.assertEqual(ask("kvplane "), set(self.commands))
+        self.assertEqual(ask("kvplane sleep --"), {"--" + name for name in self.options["sleep"]})
+        self.assertEqual(ask("kvplane sleep --level "), {"0", "1", "2"})
+        self.assertEqual(ask("kvplane completion "), {"bash", "zsh", "fish"})
+
+    @unittest.skipUnless(shutil.which("zsh"), "there is no zsh")
+    def test_zsh_completes_them_too(self):
+        zsh = Terminal(self, None, "-f", "-i", program="zsh", columns=200)
+        zsh.type(b"PS1=READY; autoload -U compinit; compinit -u -D; "
+                 b"source " + self.script("_kvplane").encode() + b"; echo SOUR'CED'\n")
+        zsh.await_text("SOURCED")
+        zsh.type(b"echo kvpl'ane' $_comps[kvplane]\n")
+        zsh.await_text("kvplane _kvplane")
+        zsh.type(b"kvplane sle\t")
+        zsh.await_text("kvplane sleep")
+        zsh.type(b"--lev\t")
+        zsh.await_text(r"kvplane sleep.*--level.*=")
+        zsh.type(b"\x15kvplane sleep --mode ret\t")
+        zsh.await_text("--mode.* retract")
+        self.assertNotIn("_arguments", zsh.text)
+
+    def test_manual_pages_are_clean_and_whole(self):
+        folder = os.path.join(self.directory, "documents", "man1")
+        self.assertEqual(set(os.listdir(folder)),
+                         {"kvplane.1"} | {f"kvplane-{command}.1" for command in self.commands})
+        for name in sorted(os.listdir(folder)):
+            done = subprocess.run(["groff", "-ww", "-man", "-Tutf8", "-P-cbou",
+                                   os.path.join(folder, name)], capture_output=True, text=True,
+                                  timeout=harness.DEADLINE_S)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), name)
+            command = name[len("kvplane-"):-len(".1")]
+            for option in self.options.get(command, []):
+                self.assertRegex(done.stdout, rf"(?m)^ +--{option}\b", name)
+            if command not in self.options:
+                for one in self.commands:
+                    self.assertIn(f"kvplane-{one}(1)", done.stdout)
+            with open(os.path.join(folder, name), encoding="utf-8") as page:
+                of = [command] if command in self.options else []
+                self.assertEqual(self.kvplane(None, "man", *of).stdout, page.read())
+        self.assertEqual(self.kvplane(None, "man", "nonsense").returncode, 2)
+        self.assertEqual(self.kvplane(None, "completion", "tcsh").returncode, 2)
+        nowhere = self.kvplane(None, "man", "--write", "/proc/nowhere")
+        self.assertEqual(nowhere.returncode, 1)
+        self.assertIn("/proc/nowhere", nowhere.stderr)
 
 
 if __name__ == "__main__":
