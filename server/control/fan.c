@@ -6,7 +6,8 @@
  * A pause, a sleep and a release are done on all or on none, unless all_or_nothing=false: if one
  * fails, those that did it are brought back. What cannot be brought back is done last: a sleep of
  * level 2 is one of level 1 first, everywhere, which can be undone, and deepened only when all
- * sleep. Any other operation is done wherever it can be.
+ * sleep. Any other operation is done wherever it can be. A pause under which a weight change has
+ * begun stays: to resume would end the change, and open the instance in the middle of it.
  */
 #include "control/internal.h"
 #include "http/errors.h"
@@ -136,12 +137,28 @@ static void ask_entry(struct entry *entry, const struct kvp_ask *ask)
     }
 }
 
+/* False: told, it is left as it is. */
+static bool may_undo(const struct entry *entry, const struct kvp_ask *undo)
+{
+    struct kvp_view view;
+
+    if (undo->operation != KVP_OP_RESUME ||
+        !kvp_fleet_view(entry->fan->pending->control->config.fleet, entry->instance, &view) ||
+        !view.weight_change_running) {
+        return true;
+    }
+    (void)json_object_set_new(entry->answer, "undone", json_false());
+    kvp_json_set_text(entry->answer, "undo_failed",
+                      "a weight change is running: it stays paused until that has ended");
+    return false;
+}
+
 /* Asks those that did it; ends if there is nobody. */
 static void go_on(struct fan *fan, const struct kvp_ask *ask)
 {
     for (uint32_t i = 0; i < fan->n; i++) {
         struct entry *entry = &fan->entries[i];
-        if (fan->phase == FAN_UNDO ? entry->ok && entry->changed : entry->ok) {
+        if (entry->ok && (fan->phase != FAN_UNDO || (entry->changed && may_undo(entry, ask)))) {
             ask_entry(entry, ask);
         }
     }

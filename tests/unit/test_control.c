@@ -332,6 +332,31 @@ Test(control, all_sleep_or_none_does)
     expect_error(&asked, 409, NULL);
 }
 
+/* /resume ends the bracket, and the weights are still being written. */
+Test(control, a_pause_under_which_a_weight_change_began_is_not_undone)
+{
+    struct asked asked;
+    ask_every(&asked, KVP_ROUTE_pause, "instance=*");
+    end_call("engine-0", (struct kvp_outcome){0});
+    end_call("engine-1", (struct kvp_outcome){0});
+    fleet.views[1].weight_change_running = true;
+    end_call("engine-2", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "slow"});
+    cr_expect_eq(open_call("engine-0")->ask.operation, KVP_OP_RESUME);
+    cr_assert_null(open_call("engine-1"));
+    end_call("engine-0", (struct kvp_outcome){0});
+    cr_expect(json_is_true(of_instance(&asked, "engine-0", "undone")));
+    cr_expect(json_is_false(of_instance(&asked, "engine-1", "undone")));
+    cr_expect_not_null(of_instance(&asked, "engine-1", "undo_failed"));
+    expect_error(&asked, 503, NULL);
+    /* and if there is nobody else */
+    ask_every(&asked, KVP_ROUTE_pause, "instance=*");
+    end_call("engine-0", (struct kvp_outcome){.nothing_to_do = true});
+    end_call("engine-1", (struct kvp_outcome){0});
+    end_call("engine-2", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "slow"});
+    cr_expect(json_is_false(of_instance(&asked, "engine-1", "undone")));
+    expect_error(&asked, 503, NULL);
+}
+
 Test(control, who_is_missing_keeps_all_from_it_or_is_left_out_as_asked)
 {
     struct asked asked;
