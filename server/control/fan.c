@@ -6,8 +6,10 @@
  * A pause, a sleep and a release are done on all or on none, unless all_or_nothing=false: if one
  * fails, those that did it are brought back. What cannot be brought back is done last: a sleep of
  * level 2 is one of level 1 first, everywhere, which can be undone, and deepened only when all
- * sleep. Any other operation is done wherever it can be. A pause under which a weight change has
- * begun stays: to resume would end the change, and open the instance in the middle of it.
+ * sleep. Any other operation is done wherever it can be.
+ *
+ * To bring one back is to lift what was asked for here, never what was so before, or what another
+ * has asked for: where the one cannot be told from the other it stays, and the answer says so.
  */
 #include "control/internal.h"
 #include "http/errors.h"
@@ -21,7 +23,12 @@ struct entry {
     char instance[KVB_NAME_MAX];
     bool asked; /* in this phase */
     bool ok;
-    bool changed;   /* it did something in the first phase, which can be undone */
+    bool changed;      /* it did something in the first phase, which can be undone */
+    const char *stays; /* NULL, or why that is not undone */
+    bool paused;       /* before */
+    bool partly;       /* before, of its memory only these were resident */
+    uint32_t ntags;
+    char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
     json_t *answer; /* of the last phase; NULL: none yet, or no memory */
 };
 
@@ -137,20 +144,59 @@ static void ask_entry(struct entry *entry, const struct kvp_ask *ask)
     }
 }
 
-/* False: told, it is left as it is. */
-static bool may_undo(const struct entry *entry, const struct kvp_ask *undo)
+/* As it is before anything is asked of it. */
+static void look(struct entry *entry, const struct kvp_view *view)
 {
+    enum kvp_operation operation = entry->fan->pending->ask.operation;
+    bool pause = operation == KVP_OP_PAUSE;
+
+    entry->paused = (view->stopped_by & KVP_STOPPED_BY_PAUSE) != 0;
+    if (view->operation_id != 0 && view->operation == operation) {
+        entry->stays = "another request asked for the same";
+    } else if (pause ? !entry->paused && view->scheduler != KVP_SCHEDULER_RUNNING
+                     : (view->stopped_by & KVP_STOPPED_BY_SLEEP0) != 0) {
+        entry->stays = "it was stopped before, too, and that would be lifted with it";
+    }
+    for (uint32_t i = 0; i < view->ntags; i++) {
+        if (view->tags[i].residency == KVB_RESIDENT) {
+            memcpy(entry->tags[entry->ntags++], view->tags[i].tag, KVB_NAME_MAX);
+        }
+    }
+    entry->partly = entry->ntags < view->ntags;
+}
+
+/* False: it is left as it is, and told if that is not as it was. */
+static bool may_undo(struct entry *entry, const struct kvp_ask *undo)
+{
+    struct kvp_fleet *fleet = entry->fan->pending->control->config.fleet;
+    bool resume = undo->operation == KVP_OP_RESUME;
     struct kvp_view view;
 
-    if (undo->operation != KVP_OP_RESUME ||
-        !kvp_fleet_view(entry->fan->pending->control->config.fleet, entry->instance, &view) ||
-        !view.weight_change_running) {
-        return true;
+    if (resume && entry->paused) {
+        return false;
     }
-    (void)json_object_set_new(entry->answer, "undone", json_false());
-    kvp_json_set_text(entry->answer, "undo_failed",
-                      "a weight change is running: it stays paused until that has ended");
-    return false;
+    if (resume && kvp_fleet_view(fleet, entry->instance, &view) && view.weight_change_running) {
+        entry->stays = "a weight change is running, which would be ended with it";
+    }
+    if (entry->stays != NULL) {
+        (void)json_object_set_new(entry->answer, "undone", json_false());
+        kvp_json_set_text(entry->answer, "undo_failed", entry->stays);
+    }
+    return entry->stays == NULL;
+}
+
+static void undo_entry(struct entry *entry, const struct kvp_ask *undo)
+{
+    struct kvp_ask ask = *undo;
+
+    if (ask.operation == KVP_OP_WAKE && entry->partly) {
+        ask.tags_given = true;
+        ask.ntags = entry->ntags;
+        memcpy(ask.tags, entry->tags, sizeof ask.tags);
+    }
+    if (may_undo(entry, undo)) {
+        ask_entry(entry, &ask);
+    }
 }
 
 /* Asks those that did it; ends if there is nobody. */
@@ -158,7 +204,9 @@ static void go_on(struct fan *fan, const struct kvp_ask *ask)
 {
     for (uint32_t i = 0; i < fan->n; i++) {
         struct entry *entry = &fan->entries[i];
-        if (entry->ok && (fan->phase != FAN_UNDO || (entry->changed && may_undo(entry, ask)))) {
+        if (fan->phase == FAN_UNDO && entry->ok && entry->changed) {
+            undo_entry(entry, ask);
+        } else if (fan->phase != FAN_UNDO && entry->ok) {
             ask_entry(entry, ask);
         }
     }
@@ -223,6 +271,7 @@ static void add_entry(void *arg, const struct kvp_view *view)
 
     entry->fan = fan;
     snprintf(entry->instance, sizeof entry->instance, "%s", view->instance);
+    look(entry, view);
     if (view->attached) {
         entry->ok = true;
         return;

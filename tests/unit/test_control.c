@@ -332,6 +332,57 @@ Test(control, all_sleep_or_none_does)
     expect_error(&asked, 409, NULL);
 }
 
+Test(control, what_was_so_before_or_another_asked_for_is_not_undone_with_it)
+{
+    struct asked asked;
+    const struct kvp_outcome slow = {.status = KVB_ERR_TIMEOUT, .message = "slow"};
+    fake_fleet_add(&fleet, "engine-1");
+    fake_fleet_add(&fleet, "engine-2");
+    struct kvp_view *first = &fleet.views[0], *second = &fleet.views[1];
+    struct kvp_view fresh = *first;
+
+    /* its trainer has paused one, the other sleeps at level 0: none is resumed */
+    first->scheduler = second->scheduler = KVP_SCHEDULER_PAUSED;
+    first->stopped_by = KVP_STOPPED_BY_PAUSE;
+    second->stopped_by = KVP_STOPPED_BY_SLEEP0;
+    for (uint32_t sleeps = 0; sleeps < 2; sleeps++) {
+        ask_every(&asked, sleeps ? KVP_ROUTE_sleep : KVP_ROUTE_pause, "instance=*");
+        end_call("engine-0", (struct kvp_outcome){0});
+        end_call("engine-1", (struct kvp_outcome){0});
+        end_call("engine-2", slow);
+        cr_assert_null(open_call("engine-1"));
+        if (sleeps) {
+            cr_expect(open_call("engine-0")->ask.keep_pause);
+            end_call("engine-0", (struct kvp_outcome){0});
+        } else {
+            cr_assert_null(open_call("engine-0"));
+            cr_expect_null(of_instance(&asked, "engine-0", "undone"), "it was as it is");
+        }
+        cr_expect(json_is_false(of_instance(&asked, "engine-1", "undone")));
+        expect_error(&asked, 503, NULL);
+    }
+
+    /* another puts one to sleep; of the other only some memory was there */
+    *first = *second = fresh;
+    first->operation_id = 9;
+    first->operation = KVP_OP_SLEEP;
+    strcpy(second->instance, "engine-1");
+    second->ntags = 2;
+    second->tags[0] = (struct kvb_tag_state){"weights", KVB_RESIDENT};
+    second->tags[1] = (struct kvb_tag_state){"kv_cache", KVB_DISCARDED};
+    ask_every(&asked, KVP_ROUTE_sleep, "instance=*");
+    end_call("engine-0", (struct kvp_outcome){0});
+    end_call("engine-1", (struct kvp_outcome){0});
+    end_call("engine-2", slow);
+    cr_assert_null(open_call("engine-0"));
+    const struct kvp_ask *wake = &open_call("engine-1")->ask;
+    cr_expect(wake->tags_given && wake->ntags == 1);
+    cr_expect_str_eq(wake->tags[0], "weights");
+    end_call("engine-1", (struct kvp_outcome){0});
+    cr_expect(json_is_false(of_instance(&asked, "engine-0", "undone")));
+    expect_error(&asked, 503, NULL);
+}
+
 /* /resume ends the bracket, and the weights are still being written. */
 Test(control, a_pause_under_which_a_weight_change_began_is_not_undone)
 {
