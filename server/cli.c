@@ -55,7 +55,7 @@ void kvp_cli_print_answer(const struct kvp_cli *cli)
     json_decref(json);
 }
 
-int kvp_cli_show(const struct kvp_cli *cli, long code)
+int kvp_cli_show(struct kvp_cli *cli, long code)
 {
     if (code >= 200 && code < 300) {
         json_t *json = json_loads(answer_of(cli), 0, NULL);
@@ -96,6 +96,7 @@ static const struct {
     {"status", status, NULL, false},
     {"ops", kvp_cli_ops, NULL, false},
     {"events", kvp_cli_events, NULL, false},
+    {"top", kvp_cli_top, NULL, false},
     {"pause", NULL, "/pause", true},
     {"resume", NULL, "/resume", true},
     {"sleep", NULL, "/sleep", true},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_call.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,19 @@ static size_t take_answer(char *data, size_t size, size_t n, void *ctx)
     call->len += more;
     answer[call->len] = '\0';
     return more;
+}
+
+static void tell(struct kvp_call *call, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static void tell(struct kvp_call *call, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(call->trouble, sizeof call->trouble, format, args);
+    va_end(args);
+    if (!call->quiet) {
+        (void)fprintf(stderr, "kvplane: %s\n", call->trouble);
+    }
 }
 
 struct curl_slist *kvp_call_headers(const struct kvp_call *call, const char *header)
@@ -62,20 +76,20 @@ int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code
     (void)curl_easy_setopt(call->curl, CURLOPT_HTTPHEADER, NULL);
     curl_slist_free_all(headers);
     if (rc != CURLE_OK) {
-        (void)fprintf(stderr, "kvplane: %s: %s\n", call->base, curl_easy_strerror(rc));
+        tell(call, "%s: %s", call->base, curl_easy_strerror(rc));
         return KVP_CLI_UNREACHABLE;
     }
     (void)curl_easy_getinfo(call->curl, CURLINFO_RESPONSE_CODE, code_p);
     return KVP_CLI_DONE;
 }
 
-int kvp_call_refused(const struct kvp_call *call, long code)
+int kvp_call_refused(struct kvp_call *call, long code)
 {
     const char *answer = call->answer != NULL ? call->answer : "";
     json_t *json = json_loads(answer, 0, NULL);
     const char *message =
         json_string_value(json_object_get(json_object_get(json, "error"), "message"));
-    (void)fprintf(stderr, "kvplane: %ld: %s\n", code, message != NULL ? message : answer);
+    tell(call, "%ld: %s", code, message != NULL ? message : answer);
     json_decref(json);
     return KVP_CLI_REFUSED;
 }

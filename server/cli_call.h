@@ -21,7 +21,9 @@ struct kvp_call {
     const char *base;
     const char *token;  /* NULL: none */
     const char *header; /* one more, of POSTs; NULL: none */
-    char *answer;       /* of the last one, NUL-terminated; NULL: empty. malloc'd */
+    bool quiet;         /* what would be told on stderr is kept in trouble */
+    char trouble[1024];
+    char *answer; /* of the last one, NUL-terminated; NULL: empty. malloc'd */
     size_t len;
 };
 
@@ -30,10 +32,14 @@ struct curl_slist *kvp_call_headers(const struct kvp_call *call, const char *hea
 /* DONE: *code_p is the HTTP status. Anything else was told on stderr. path: with its query. */
 int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code_p);
 /* Tells what the daemon said was wrong; REFUSED. */
-int kvp_call_refused(const struct kvp_call *call, long code);
+int kvp_call_refused(struct kvp_call *call, long code);
 
 /* An answer's object; NULL: *rc_p says why, it was told. */
 json_t *kvp_call_fetch(struct kvp_call *call, const char *path, int *rc_p);
+
+/* All that status and top show, in one object: cluster, nodes, tenants, instances (of all daemons),
+ * own_instances (in full). NULL: *rc_p says why, it was told. */
+json_t *kvp_call_collect(struct kvp_call *call, int *rc_p);
 
 /* `kvplane status`: cluster, nodes, tenants, instances, and the ranks of this daemon. */
 int kvp_cli_overview(struct kvp_call *call, bool json);

@@ -35,12 +35,14 @@ void kvp_grid_print(FILE *out, const char *title, const struct kvp_grid *grid)
     }
     int indent = title != NULL ? 2 : 0;
     for (size_t i = 0; i < grid->rows; i++) {
+        bool bold = i == 0 && grid->bold_head;
+        (void)fprintf(out, "%s", bold ? "\x1b[1m" : "");
         for (size_t k = 0; k < grid->columns; k++) {
             bool last = k + 1 == grid->columns;
             (void)fprintf(out, "%*s%-*s", k > 0 ? 2 : indent, "", last ? 0 : (int)widths[k],
                           grid->cells[i][k]);
         }
-        (void)fprintf(out, "\n");
+        (void)fprintf(out, "%s\n", bold ? "\x1b[0m" : "");
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -14,6 +15,7 @@ struct kvp_grid {
     size_t columns;
     size_t rows;
     size_t cap;
+    bool bold_head;                               /* the first row, on a terminal */
     char (*cells)[KVP_COLUMNS_MAX][KVP_CELL_MAX]; /* NULL: out of memory, or no row yet */
 };
 

@@ -64,6 +64,7 @@ static const struct {
      SWITCH,
      FIELD(follow)},
     {"events", {"after", "ID", NULL, "only what came after that one", NULL}, TEXT, FIELD(after)},
+    {"top", {"interval", "SECONDS", NULL, "between two screens (1)", NULL}, TEXT, FIELD(interval)},
     {NULL,
      {"json", NULL, NULL, "the answer as it came; of events one on each line", NULL},
      SWITCH,

@@ -15,6 +15,7 @@ struct kvp_cli {
     const char *instance; /* NULL: none; it is in the query as well */
     const char *wait;     /* seconds; NULL: not to be waited for */
     const char *after;    /* an event's id; NULL: all that are known */
+    const char *interval; /* seconds between two screens; NULL: the usual */
     bool json;            /* print answers as they come */
     bool follow;
     bool cancel;

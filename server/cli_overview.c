@@ -183,14 +183,14 @@ static void print_ranks(const json_t *instances)
     kvp_grid_cleanup(&grid);
 }
 
-int kvp_cli_overview(struct kvp_call *call, bool json)
+json_t *kvp_call_collect(struct kvp_call *call, int *rc_p)
 {
     static const char *const paths[] = {"/v1/kvplane/cluster", "/v1/kvplane/nodes",
                                         "/v1/kvplane/tenants", "/v1/kvplane/instances"};
-    int rc = KVP_CLI_DONE;
     json_t *all = json_object();
-    for (size_t i = 0; i < sizeof paths / sizeof paths[0] && rc == KVP_CLI_DONE; i++) {
-        json_t *part = kvp_call_fetch(call, paths[i], &rc);
+    *rc_p = KVP_CLI_DONE;
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0] && *rc_p == KVP_CLI_DONE; i++) {
+        json_t *part = kvp_call_fetch(call, paths[i], rc_p);
         if (i == 0) { /* the number of nodes would hide the nodes */
             json_t *cluster = json_object();
             (void)json_object_set(all, "instances", json_object_get(part, "instances"));
@@ -204,10 +204,21 @@ int kvp_cli_overview(struct kvp_call *call, bool json)
         }
         json_decref(part);
     }
-    if (rc == KVP_CLI_DONE && json) {
+    if (*rc_p != KVP_CLI_DONE) {
+        json_decref(all);
+        return NULL;
+    }
+    return all;
+}
+
+int kvp_cli_overview(struct kvp_call *call, bool json)
+{
+    int rc;
+    json_t *all = kvp_call_collect(call, &rc);
+    if (all != NULL && json) {
         (void)json_dumpf(all, stdout, JSON_COMPACT);
         (void)printf("\n");
-    } else if (rc == KVP_CLI_DONE) {
+    } else if (all != NULL) {
         print_cluster(json_object_get(all, "cluster"));
         print_nodes(json_object_get(all, "nodes"));
         print_tenants(json_object_get(all, "tenants"));

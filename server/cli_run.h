@@ -7,6 +7,7 @@
 /* The client commands that are more than a call; each returns an exit code. */
 int kvp_cli_ops(struct kvp_cli *cli);
 int kvp_cli_events(struct kvp_cli *cli);
+int kvp_cli_top(struct kvp_cli *cli);
 
 /* A verb: POST path. can_be_watched: its answer says no more than how it ended. */
 int kvp_cli_verb(struct kvp_cli *cli, const char *path, bool can_be_watched);
@@ -22,6 +23,6 @@ void kvp_cli_print_object(const json_t *object, const char *indent);
 /* As --json wants it, or item by item. */
 void kvp_cli_print_answer(const struct kvp_cli *cli);
 /* What an answer of that status says; DONE or REFUSED. */
-int kvp_cli_show(const struct kvp_cli *cli, long code);
+int kvp_cli_show(struct kvp_cli *cli, long code);
 
 #endif

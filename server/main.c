@@ -65,6 +65,8 @@ static const struct kvp_command list[] = {
      engine_options},
     CLIENT("status", "the cluster: nodes, tenants, instances",
            "With --instance NAME: all of that one. "),
+    CLIENT("top", "the same and what runs, live",
+           "A screen that is drawn anew each second, until q; where stdout is no terminal, once. "),
     CLIENT("pause", "stop scheduling", ""),
     CLIENT("resume", "schedule again", ""),
     CLIENT("sleep", "give up the engine's memory", ""),

@@ -268,6 +268,131 @@ class Progress(Commands):
         self.clean(engine, daemon)
 
 
+class Top(Commands):
+    ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+    def top(self, *args, **kw):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        top = Terminal(self, daemon, "top", "--interval", "0.1", *args, **kw)
+        top.await_text(r"coordinator embedded, 1 of 1 nodes up")
+        return daemon, engine, top
+
+    def settings(self, terminal):
+        return termios.tcgetattr(terminal.master)  # of the one terminal there is
+
+    def assert_restored(self, top):
+        self.assertEqual(self.settings(top), top.before)
+        self.assertEqual(top.text.count(self.ENTER), top.text.count(self.LEAVE))
+        self.assertNotIn("\x1b", top.text[top.text.rindex(self.LEAVE) + len(self.LEAVE):])
+
+    @staticmethod
+    def screen(top):
+        """The lines of the last screen that is whole."""
+        screens = top.text.split("\x1b[H")
+        last = [screen for screen in screens if screen.endswith("\x1b[J")][-1]
+        return [re.sub(r"\x1b\[[0-9;]*[a-zA-Z]", "", line) for line in re.split(r"\r+\n", last)]
+
+    def test_once_where_there_is_no_terminal(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        daemon.ok("/sleep")
+        once = self.kvplane(daemon, "top")
+        self.assertEqual((once.returncode, once.stderr), (0, ""))
+        self.assertNotIn("\x1b", once.stdout)
+        self.assertRegex(once.stdout, r"(?m)^a +default +paused by sleep +kv_cache discarded, weights offloaded ")
+        self.assertRegex(once.stdout, r"(?m)^local +up +local +64 MiB +0 B 0% ")
+        self.assertRegex(once.stdout, r"(?m)^\d+ +sleep +a +ok +\d+\.\d{3} s +-")
+        as_json = json.loads(self.kvplane(daemon, "top", "--json").stdout)
+        self.assertEqual({"own_instances", "nodes", "cluster", "operations"} - set(as_json), set())
+        self.clean(engine, daemon)
+        self.assertEqual(self.kvplane(daemon, "top").returncode, 3)
+
+    def test_it_is_live_and_q_ends_it(self):
+        daemon, engine, top = self.top()
+        self.assertNotEqual(self.settings(top)[3] & termios.ECHO, top.before[3] & termios.ECHO)
+        top.await_text(r"a +default +running +kv_cache resident, weights resident")
+        engine.popen.send_signal(signal.SIGSTOP)
+        code, started = daemon.post("/sleep", headers={"Prefer": "respond-async"})
+        self.assertEqual(code, 202)
+        top.await_text(r"sleep a: \w+  \d+\.\d s, at most \d+ s")
+        engine.popen.send_signal(signal.SIGCONT)
+        top.await_text(r"a +default +paused by sleep +kv_cache discarded, weights offloaded")
+        engine.kill()
+        top.await_text(r"a +default +GONE")
+        self.clean(daemon)
+        top.await_text("NOT ANSWERED: http")
+        self.assertIn("a  ", "\n".join(self.screen(top)), "what was known last is still shown")
+        top.type(b"q")
+        self.assertEqual(top.code(), 0)
+        self.assert_restored(top)
+
+    def test_it_follows_the_size_of_its_terminal(self):
+        daemon, engine, top = self.top(rows=30, columns=100)
+        for rows, columns in ((5, 40), (3, 10), (50, 300), (1, 1), (24, 80)):
+            fcntl.ioctl(top.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            top.text = top.text[:len(self.ENTER)]
+            harness.until("some screens", lambda: (top.read(), top.text.count("\x1b[J") > 3)[1])
+            screen = self.screen(top)
+            self.assertLessEqual(len(screen), rows)
+            self.assertLessEqual(max(map(len, screen)), columns)
+            if rows < 24:
+                self.assertEqual(len(screen), rows, "as much as there is room for")
+        top.type(b"q")
+        self.assertEqual(top.code(), 0)
+        self.clean(engine, daemon)
+
+    def test_the_terminal_is_as_it_was_however_it_ends(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT,
+                       signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE):
+            if harness.SANITIZED and signum in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE):
+                continue
+            with self.subTest(signum=signum):
+                top = Terminal(self, daemon, "top")
+                top.await_text("1 of 1 nodes up")
+                if signum == signal.SIGINT:
+                    top.type(b"\x03")
+                else:
+                    top.popen.send_signal(signum)
+                self.assertEqual(top.code(), -signum)
+                self.assert_restored(top)
+        daemon.popen.send_signal(signal.SIGSTOP)  # q also while nothing answers
+        top = Terminal(self, daemon, "top")
+        daemon.popen.send_signal(signal.SIGCONT)
+        top.await_text("1 of 1 nodes up")
+        daemon.popen.send_signal(signal.SIGSTOP)
+        top.type(b"q")
+        self.assertEqual(top.code(), 0)
+        self.assert_restored(top)
+        daemon.popen.send_signal(signal.SIGCONT)
+        self.clean(engine, daemon)
+
+    def test_stopped_it_gives_the_terminal_back_and_takes_it_again(self):
+        daemon, engine, top = self.top()
+        top.popen.send_signal(signal.SIGTSTP)
+        stands = lambda: os.waitid(os.P_PID, top.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        harness.until("it stands", lambda: (top.read(), stands())[1])
+        top.read()
+        self.assert_restored(top)
+        top.popen.send_signal(signal.SIGCONT)
+        harness.until("it is back", lambda: (top.read(), top.text.count(self.ENTER) == 2)[1])
+        top.type(b"q")
+        self.assertEqual(top.code(), 0)
+        self.assert_restored(top)
+        self.clean(engine, daemon)
+
+    def test_no_colors_where_none_are_wanted(self):
+        daemon, engine, top = self.top()
+        self.assertIn("\x1b[1mINSTANCE", top.text)
+        plain = Terminal(self, daemon, "top", env={"NO_COLOR": "1"})
+        plain.await_text("1 of 1 nodes up")
+        plain.await_text("ENDED")
+        self.assertNotIn("\x1b[1m", plain.text)
+        self.clean(engine, daemon)
+
+
 class Documents(Commands):
     """Completions and manual pages say what help says."""
 

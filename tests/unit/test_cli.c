@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "cli_frame.h"
 #include "cli_grid.h"
 #include "cli_progress.h"
 #include "cli_sse.h"
@@ -107,6 +108,29 @@ Test(cli, progress_says_what_is_left_and_for_how_long)
     cr_assert_str_eq(
         line_of(&progress, "{}", 200),
         "operation : waits for its turn  [####################] 0 tasks, 0 B left  0.0 s");
+}
+
+static const char *clipped(const char *text, size_t rows, size_t columns, size_t *n_p)
+{
+    static char out[512];
+    out[0] = '\0';
+    FILE *file = fmemopen(out, sizeof out, "w");
+    *n_p = kvp_frame_clip(text, rows, columns, file);
+    (void)fclose(file);
+    return out;
+}
+
+Test(cli, a_screen_takes_no_more_than_it_has_room_for)
+{
+    size_t n;
+    cr_assert_str_eq(clipped("abc\nde\n", 5, 80, &n), "abc\x1b[K\r\nde\x1b[K");
+    cr_assert_eq(n, 2);
+    cr_assert_str_eq(clipped("abc\nde\n", 1, 2, &n), "ab\x1b[K");
+    cr_assert_eq(n, 1);
+    cr_assert_str_eq(clipped("\x1b[1mabc\x1b[0m", 5, 2, &n), "\x1b[1mab\x1b[0m\x1b[K",
+                     "what is bold ends even if it is cut");
+    cr_assert_str_eq(clipped("\xc3\xa9\xc3\xa8z", 5, 2, &n), "\xc3\xa9\xc3\xa8\x1b[K");
+    cr_assert_str_eq(clipped("abc", 0, 80, &n), "");
 }
 
 /* ---- one table ---- */

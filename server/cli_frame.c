@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli_frame.h"
+
+#include "cli_grid.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static const char *word(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text != NULL ? text : "-";
+}
+
+static void put_grid(const struct kvp_frame *frame, struct kvp_grid *grid, FILE *out)
+{
+    grid->bold_head = frame->bold;
+    (void)fprintf(out, "\n");
+    kvp_grid_print(out, NULL, grid);
+    kvp_grid_cleanup(grid);
+}
+
+/* ---- instances ---- */
+
+/* running, or why not. */
+static void put_scheduler(char *cell, const json_t *instance)
+{
+    const json_t *stopped_by = json_object_get(instance, "stopped_by");
+    size_t i;
+    const json_t *by;
+    size_t used;
+    if (!json_is_true(json_object_get(instance, "attached"))) {
+        (void)snprintf(cell, KVP_CELL_MAX, "GONE");
+        return;
+    }
+    (void)snprintf(cell, KVP_CELL_MAX, "%s%.32s",
+                   json_is_true(json_object_get(instance, "degraded")) ? "DEGRADED, " : "",
+                   word(instance, "scheduler"));
+    json_array_foreach(stopped_by, i, by)
+    {
+        used = strlen(cell);
+        (void)snprintf(cell + used, KVP_CELL_MAX - used, "%s%s", i == 0 ? " by " : ", ",
+                       json_string_value(by));
+    }
+}
+
+static void put_tags(char *cell, const json_t *tags)
+{
+    const char *tag;
+    json_t *residency;
+    json_object_foreach((json_t *)(uintptr_t)tags, tag, residency)
+    {
+        size_t used = strlen(cell);
+        (void)snprintf(cell + used, KVP_CELL_MAX - used, "%s%s %s", used > 0 ? ", " : "", tag,
+                       json_string_value(residency));
+    }
+}
+
+static void put_instances(const struct kvp_frame *frame, const json_t *instances, FILE *out)
+{
+    static const char *const head[] = {"INSTANCE", "TENANT", "SCHEDULER", "MEMORY",    "RUNNING",
+                                       "WAITING",  "BLOCKS", "VERSION",   "SHARED AS", NULL};
+    struct kvp_grid grid = {0};
+    size_t i;
+    const json_t *instance;
+    kvp_grid_head(&grid, head);
+    json_array_foreach(instances, i, instance)
+    {
+        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
+        const json_t *load = json_object_get(instance, "load");
+        if (row == NULL) {
+            break;
+        }
+        kvp_cell_text(row[0], json_object_get(instance, "instance"));
+        kvp_cell_text(row[1], json_object_get(instance, "tenant"));
+        put_scheduler(row[2], instance);
+        put_tags(row[3], json_object_get(instance, "tags"));
+        kvp_cell_count(row[4], json_object_get(load, "running"));
+        kvp_cell_count(row[5], json_object_get(load, "waiting"));
+        kvp_cell_count(row[6], json_object_get(load, "blocks_held"));
+        kvp_cell_text(row[7], json_object_get(instance, "weight_version"));
+        kvp_cell_text(row[8],
+                      json_object_get(json_object_get(instance, "lineage"), "weights_name"));
+        row[8][24] = '\0'; /* of a fingerprint the beginning is enough */
+    }
+    put_grid(frame, &grid, out);
+    json_array_foreach(instances, i, instance)
+    {
+        const json_t *why = json_object_get(instance, "not_ready");
+        char text[KVP_CELL_MAX];
+        kvp_cell_text(text, why);
+        if (why != NULL) {
+            (void)fprintf(out, "%s: %s\n", word(instance, "instance"), text);
+        }
+    }
+}
+
+/* ---- nodes ---- */
+
+static void put_nodes(const struct kvp_frame *frame, const json_t *nodes, FILE *out)
+{
+    static const char *const head[] = {"NODE",    "STATE", "BY",  "CAPACITY", "USED",
+                                       "OBJECTS", "PUT",   "GET", NULL};
+    struct kvp_grid grid = {0};
+    size_t i;
+    const json_t *node;
+    kvp_grid_head(&grid, head);
+    json_array_foreach(nodes, i, node)
+    {
+        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
+        double capacity = json_number_value(json_object_get(node, "capacity_bytes"));
+        double used = json_number_value(json_object_get(node, "used_bytes"));
+        if (row == NULL) {
+            break;
+        }
+        kvp_cell_text(row[0], json_object_get(node, "name"));
+        kvp_cell_text(row[1], json_object_get(node, "state"));
+        kvp_cell_text(row[2], json_object_get(node, "transport"));
+        kvp_cell_bytes(row[3], json_object_get(node, "capacity_bytes"));
+        kvp_cell_bytes(row[4], json_object_get(node, "used_bytes"));
+        size_t len = strlen(row[4]);
+        (void)snprintf(row[4] + len, KVP_CELL_MAX - len, " %.0f%%",
+                       capacity > 0 ? 100 * used / capacity : 0);
+        kvp_cell_count(row[5], json_object_get(node, "objects"));
+        kvp_cell_rate(row[6], node, "puts_per_s", "put_bytes_per_s");
+        kvp_cell_rate(row[7], node, "gets_per_s", "get_bytes_per_s");
+    }
+    put_grid(frame, &grid, out);
+}
+
+/* ---- operations ---- */
+
+/* The progress of that operation; what belongs to none of those that run is free. */
+static struct kvp_progress *progress_of(struct kvp_frame *frame, const json_t *operations,
+                                        json_int_t id)
+{
+    size_t free_one = KVP_FRAME_OPERATIONS;
+    for (size_t k = 0; k < KVP_FRAME_OPERATIONS; k++) {
+        bool used = false;
+        size_t i;
+        const json_t *operation;
+        json_array_foreach(operations, i, operation)
+        {
+            used = used ||
+                   (strcmp(word(operation, "status"), "running") == 0 &&
+                    json_integer_value(json_object_get(operation, "id")) == frame->running[k].id);
+        }
+        if (used && frame->running[k].id == id) {
+            return &frame->running[k].progress;
+        }
+        free_one = !used && free_one == KVP_FRAME_OPERATIONS ? k : free_one;
+    }
+    if (free_one == KVP_FRAME_OPERATIONS) {
+        return NULL;
+    }
+    memset(&frame->running[free_one], 0, sizeof frame->running[0]);
+    frame->running[free_one].id = id;
+    return &frame->running[free_one].progress;
+}
+
+static void put_operations(struct kvp_frame *frame, const json_t *operations, size_t width,
+                           FILE *out)
+{
+    size_t i;
+    size_t ended = 0;
+    const json_t *operation;
+    bool any = false;
+    char line[KVP_PROGRESS_MAX];
+    json_array_foreach(operations, i, operation)
+    {
+        struct kvp_progress *progress = NULL;
+        if (strcmp(word(operation, "status"), "running") == 0) {
+            progress = progress_of(frame, operations,
+                                   json_integer_value(json_object_get(operation, "id")));
+        }
+        if (progress != NULL) {
+            kvp_progress_line(progress, operation, width, line);
+            (void)fprintf(out, "%s%s\n", any ? "" : "\n", line);
+            any = true;
+        }
+    }
+    static const char *const head[] = {"ENDED", "OPERATION", "INSTANCE", "RESULT",
+                                       "TOOK",  "MESSAGE",   NULL};
+    struct kvp_grid grid = {0};
+    kvp_grid_head(&grid, head);
+    json_array_foreach(operations, i, operation)
+    {
+        if (strcmp(word(operation, "status"), "running") == 0 || ended == KVP_FRAME_OPERATIONS) {
+            continue;
+        }
+        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
+        if (row == NULL) {
+            break;
+        }
+        ended++;
+        kvp_cell_count(row[0], json_object_get(operation, "id"));
+        kvp_cell_text(row[1], json_object_get(operation, "operation"));
+        kvp_cell_text(row[2], json_object_get(operation, "instance"));
+        kvp_cell_text(row[3], json_object_get(operation, "result"));
+        (void)snprintf(row[4], KVP_CELL_MAX, "%.3f s",
+                       json_number_value(json_object_get(operation, "elapsed_ms")) / 1e3);
+        kvp_cell_text(row[5], json_object_get(operation, "message"));
+    }
+    put_grid(frame, &grid, out);
+}
+
+void kvp_frame_write(struct kvp_frame *frame, const json_t *all, size_t width, FILE *out)
+{
+    const json_t *cluster = json_object_get(all, "cluster");
+    bool reachable = json_is_true(json_object_get(cluster, "coordinator_reachable"));
+    (void)fprintf(
+        out, "coordinator %s%s, %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " nodes up\n",
+        word(cluster, "coordinator"), reachable ? "" : " (CANNOT BE REACHED)",
+        json_integer_value(json_object_get(cluster, "nodes_up")),
+        json_integer_value(json_object_get(cluster, "nodes")));
+    put_instances(frame, json_object_get(all, "own_instances"), out);
+    put_nodes(frame, json_object_get(all, "nodes"), out);
+    put_operations(frame, json_object_get(all, "operations"), width, out);
+}
+
+size_t kvp_frame_clip(const char *text, size_t rows, size_t columns, FILE *out)
+{
+    size_t row = 0;
+    while (*text != '\0' && row < rows) {
+        size_t column = 0;
+        if (row > 0) {
+            (void)fprintf(out, "\r\n");
+        }
+        for (; *text != '\0' && *text != '\n'; text++) {
+            if (*text == '\x1b') { /* ESC [ digits m */
+                const char *end = strchr(text, 'm');
+                if (end == NULL) {
+                    break;
+                }
+                (void)fprintf(out, "%.*s", (int)(end - text + 1), text);
+                text = end;
+                continue;
+            }
+            bool begins = ((unsigned char)*text & 0xc0) != 0x80; /* a character */
+            column += begins;
+            if (column <= columns) {
+                (void)fputc(*text, out);
+            }
+        }
+        (void)fprintf(out, "\x1b[K");
+        text += *text == '\n';
+        row++;
+    }
+    return row;
+}
