@@ -564,6 +564,15 @@ Test(direct, what_the_gpu_would_not_see_at_once_is_flushed_or_goes_through_the_p
     cuda_rig_arm(&s.rig, 1, FAKE_CUDA_FAIL, CUDA_ERROR_NOT_SUPPORTED);
     cr_assert_eq(move(&s, GET, 0, 4096, 0), KVB_ERR_IO, "a get that is not seen is none");
     cr_assert(cuda_rig_disarm(&s.rig));
+    cr_assert_not_null(strstr(info(&s).cause, "flush_writes"), "%s", info(&s).cause);
+    cr_assert_eq(info(&s).kills, 0);
+    cuda_rig_arm(&s.rig, 1, FAKE_CUDA_POISON, CUDA_ERROR_ILLEGAL_ADDRESS);
+    cr_assert_eq(move(&s, GET, 0, 4096, 0), KVB_ERR_IO);
+    cr_assert(cuda_rig_disarm(&s.rig));
+    cr_assert_eq(info(&s).kills, 1, "nothing works any more in that process");
+    sleep_engine(&s);
+    wake_engine(&s);
+    cr_assert(works_direct(&s, 1));
     sleep_engine(&s);
     atomic_store(&s.rig.control->unflushable, 1);
     wake_engine(&s);

@@ -49,7 +49,9 @@ static const struct cuda_message *samples(size_t *n_p)
     all[6] =
         (struct cuda_message){.type = CUDA_STOP, .seq = 7, .stop = {.seq = 6, .within_ms = 100}};
     all[7] = (struct cuda_message){
-        .type = CUDA_MOVED, .seq = 6, .moved = {.status = KVB_OK, .answer = {text, sizeof text}}};
+        .type = CUDA_MOVED,
+        .seq = 6,
+        .moved = {.status = KVB_ERR_IO, .answer = {text, sizeof text}, .cause = {true, "why"}}};
     *n_p = sizeof all / sizeof all[0];
     return all;
 }

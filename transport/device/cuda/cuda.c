@@ -417,11 +417,20 @@ static void note(struct cuda *cuda, const struct cuda_message *message)
     tell_changed(cuda);
 }
 
-static void note_cause(struct cuda *cuda, const struct cuda_message *message)
+static void note_cause(struct cuda *cuda, kvb_status_t status, const struct gpu_cause *cause)
 {
-    set_cause(cuda, "%s", message->answer.cause.text);
-    KVB_LOG_LIMITED(WARN, "CUDA failed", KVB_U64("owner", cuda->config.owner),
-                    KVB_STATUS(message->answer.status), KVB_STR("cause", cuda->info.cause));
+    set_cause(cuda, "%s", cause->text);
+    KVB_LOG_LIMITED(WARN, "CUDA failed", KVB_U64("owner", cuda->config.owner), KVB_STATUS(status),
+                    KVB_STR("cause", cuda->info.cause));
+}
+
+/* Whatever the helper held goes with it; this job is told its own cause, the others that it died.
+ */
+static void lose_helper(struct cuda *cuda, struct kvt_device_job *job, kvb_status_t status,
+                        const struct gpu_cause *cause)
+{
+    job->impl.status = status;
+    kill_helper(cuda, KVB_ERR_UNAVAILABLE, cause->text);
 }
 
 static void on_ready(struct cuda *cuda, kvb_status_t status)
@@ -495,6 +504,13 @@ static void on_moved(struct cuda *cuda, const struct cuda_message *message)
     } else if (message->moved.status == KVB_ERR_UNSUPPORTED) {
         use_pool(cuda, "a node is not reached by the helper's own connections");
     }
+    if (message->moved.cause.text[0] != '\0') {
+        note_cause(cuda, message->moved.status, &message->moved.cause);
+    }
+    if (message->moved.cause.poisoned) {
+        lose_helper(cuda, job, message->moved.status, &message->moved.cause);
+        return;
+    }
     end(job, message->moved.status);
 }
 
@@ -506,7 +522,7 @@ static void on_answer(struct cuda *cuda, const struct cuda_message *message)
         return;
     }
     if (status != KVB_OK) {
-        note_cause(cuda, message);
+        note_cause(cuda, status, &message->answer.cause);
     }
     if (message->seq == 0) {
         on_ready(cuda, status);
@@ -521,10 +537,7 @@ static void on_answer(struct cuda *cuda, const struct cuda_message *message)
         note(cuda, message);
     }
     if (message->answer.cause.poisoned) {
-        /* Whatever it held goes with it; this job is told its own cause, the others that it died.
-         */
-        job->impl.status = status;
-        kill_helper(cuda, KVB_ERR_UNAVAILABLE, message->answer.cause.text);
+        lose_helper(cuda, job, status, &message->answer.cause);
         return;
     }
     switch ((enum step)job->impl.step) {

@@ -406,7 +406,7 @@ static void move_free(struct direct_move *move)
 }
 
 /* The GPU sees what the RDMA device wrote. */
-static kvb_status_t flush(const struct direct_move *move)
+static kvb_status_t flush(const struct direct_move *move, struct gpu_cause *cause)
 {
     const struct kvt_cu *cu = move->direct->config.cu;
     if (!move->region->flush) {
@@ -417,6 +417,12 @@ static kvb_status_t flush(const struct direct_move *move)
         result = cu->flush_writes(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
                                   CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES);
     }
+    if (result != CUDA_SUCCESS) {
+        char text[96];
+        kvt_cu_error_text(cu, result, text, sizeof text);
+        cause->poisoned = kvt_cu_poisons(result);
+        say(cause, "flush_writes: %s", text);
+    }
     return result == CUDA_SUCCESS ? KVB_OK : KVB_ERR_IO;
 }
 
@@ -424,14 +430,15 @@ static void on_moved(struct kvt_transfer *transfer, kvb_status_t status)
 {
     struct direct_move *move = kvb_container_of(transfer, struct direct_move, transfer);
     struct gpu_direct *direct = move->direct;
+    struct gpu_cause cause = {0};
     if (status == KVB_ERR_UNAVAILABLE && transfer->answer_len == 0) {
         status = KVB_ERR_UNSUPPORTED; /* no connection came about: nothing was begun */
     }
     if (status == KVB_OK && transfer->direction == KVT_FROM_SHARE) {
-        status = flush(move);
+        status = flush(move, &cause);
     }
     direct->config.ops->moved(direct->config.ctx, move->seq, status, transfer->answer,
-                              transfer->answer_len);
+                              transfer->answer_len, &cause);
     move_free(move);
 }
 

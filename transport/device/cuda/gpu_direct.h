@@ -25,9 +25,9 @@ struct gpu_direct;
 
 struct gpu_direct_ops {
     /* A move is over, for the reasons of a transport; UNSUPPORTED: nothing of it was begun, it is
-     * to go through the pool. */
+     * to go through the pool. cause: with IO, the GPU's; else its text is "". */
     void (*moved)(void *ctx, uint64_t seq, kvb_status_t status, const uint8_t *answer,
-                  uint32_t answer_len);
+                  uint32_t answer_len, const struct gpu_cause *cause);
 };
 
 struct gpu_direct_config {

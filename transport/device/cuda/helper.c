@@ -237,11 +237,13 @@ static struct gpu_ledger count(const struct helper *helper)
 }
 
 static void on_moved(void *ctx, uint64_t seq, kvb_status_t status, const uint8_t *text,
-                     uint32_t len)
+                     uint32_t len, const struct gpu_cause *cause)
 {
     (void)ctx;
     say(&(struct cuda_message){
-        .type = CUDA_MOVED, .seq = seq, .moved = {.status = status, .answer = {text, len}}});
+        .type = CUDA_MOVED,
+        .seq = seq,
+        .moved = {.status = status, .answer = {text, len}, .cause = *cause}});
 }
 
 static const struct gpu_direct_ops direct_ops = {.moved = on_moved};
@@ -269,7 +271,7 @@ static void move(struct helper *helper, const struct cuda_message *message)
     kvb_status_t status =
         helper->direct != NULL ? gpu_direct_move(helper->direct, message) : KVB_ERR_UNSUPPORTED;
     if (status != KVB_OK) {
-        on_moved(helper, message->seq, status, NULL, 0);
+        on_moved(helper, message->seq, status, NULL, 0, &(struct gpu_cause){.poisoned = false});
     }
 }
 

@@ -56,6 +56,18 @@ static uint32_t get_pieces(struct kvb_reader *reader, struct cuda_piece *pieces)
     return n;
 }
 
+static void put_cause(struct kvb_writer *writer, const struct gpu_cause *cause)
+{
+    kvb_put_u8(writer, cause->poisoned);
+    kvb_put_str(writer, cause->text);
+}
+
+static void get_cause(struct kvb_reader *reader, struct gpu_cause *cause)
+{
+    cause->poisoned = kvb_get_bool(reader);
+    kvb_get_str(reader, cause->text, sizeof cause->text);
+}
+
 void cuda_message_pack(struct kvb_writer *writer, const struct cuda_message *message)
 {
     kvb_put_u8(writer, (uint8_t)message->type);
@@ -82,8 +94,7 @@ void cuda_message_pack(struct kvb_writer *writer, const struct cuda_message *mes
 #define X(member) kvb_put_u32(writer, message->answer.ledger.member);
         LEDGER(X)
 #undef X
-        kvb_put_u8(writer, message->answer.cause.poisoned);
-        kvb_put_str(writer, message->answer.cause.text);
+        put_cause(writer, &message->answer.cause);
         break;
     case CUDA_DIRECT:
         kvb_put_str(writer, message->direct.rdma.device != NULL ? message->direct.rdma.device : "");
@@ -111,6 +122,7 @@ void cuda_message_pack(struct kvb_writer *writer, const struct cuda_message *mes
     case CUDA_MOVED:
         kvb_put_u32(writer, (uint32_t)message->moved.status);
         kvb_put_span(writer, message->moved.answer);
+        put_cause(writer, &message->moved.cause);
         break;
     }
 }
@@ -187,8 +199,7 @@ kvb_status_t cuda_message_unpack(const void *data, size_t len, struct cuda_piece
 #define X(member) message.answer.ledger.member = kvb_get_u32(&reader);
         LEDGER(X)
 #undef X
-        message.answer.cause.poisoned = kvb_get_bool(&reader);
-        kvb_get_str(&reader, message.answer.cause.text, sizeof message.answer.cause.text);
+        get_cause(&reader, &message.answer.cause);
         break;
     case CUDA_DIRECT:
         get_direct(&reader, &message);
@@ -203,6 +214,7 @@ kvb_status_t cuda_message_unpack(const void *data, size_t len, struct cuda_piece
     case CUDA_MOVED:
         message.moved.status = kvb_status_from_wire((int)kvb_get_u32(&reader));
         message.moved.answer = kvb_get_span(&reader, KVT_DEVICE_ANSWER_MAX);
+        get_cause(&reader, &message.moved.cause);
         break;
     default:
         return KVB_ERR_PROTOCOL;

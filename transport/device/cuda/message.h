@@ -18,7 +18,7 @@
  * And where an RDMA device is to reach the memory: first DIRECT, which is answered; then, of each
  * import that is answered `direct` (else cause says why not),
  *
- *   MOVE    a question for a node, pieces          MOVED   status, the node's answer
+ *   MOVE    a question for a node, pieces          MOVED   status, the node's answer, cause
  *   STOP    the number of a MOVE, within which time it is to end; has no answer of its own
  */
 enum cuda_message_type {
@@ -78,6 +78,7 @@ struct cuda_message {
         struct {
             kvb_status_t status;
             struct kvb_span answer; /* as ask */
+            struct gpu_cause cause; /* if the GPU failed */
         } moved;
     };
 };
