@@ -539,6 +539,18 @@ Test(direct, without_an_rdma_device_all_goes_through_the_pool_and_the_reason_is_
     cleanup(&s);
 }
 
+Test(direct, a_device_whose_name_is_longer_than_any_costs_the_pool_and_no_helper)
+{
+    static struct setup s;
+    setup(&s);
+    s.rdma.device = "a-name-that-somebody-configured-and-that-no-device-of-this-kernel-can-have";
+    cr_assert_eq(hand_over(&s), KVB_OK);
+    cr_assert(works_by_pool(&s, 1));
+    cr_assert_not_null(strstr(info(&s).pool_cause, "of that name"), "%s", info(&s).pool_cause);
+    sleep_engine(&s);
+    cleanup(&s);
+}
+
 Test(direct, a_node_that_is_not_reached_by_rdma_is_reached_through_the_pool)
 {
     static struct setup s;

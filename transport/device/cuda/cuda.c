@@ -676,6 +676,11 @@ static void ask_direct(struct cuda *cuda)
     if (cuda->config.direct == NULL) {
         return;
     }
+    const char *device = cuda->config.direct->rdma->device;
+    if (device != NULL && strlen(device) >= sizeof message.direct.device) {
+        use_pool(cuda, "there is no RDMA device of that name: it is longer than any");
+        return; /* the helper would take it for a broken message, and end */
+    }
     message.direct.rdma = *cuda->config.direct->rdma;
     message.direct.common = *cuda->config.direct->common;
     cuda->direct_seq = cuda->last_seq + 1;
