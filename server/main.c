@@ -83,7 +83,8 @@ static const struct kvp_command list[] = {
     {"config", config_main, "[store] [show|table] | mooncake | gate",
      "store show table mooncake gate",
      "what is in force, every key, and what becomes of Mooncake's",
-     "config [store] [show] OPTIONS: what is in force with these options; config [store] table: "
+     "config [store] [show] OPTIONS: what is in force with these options; check instead of show: "
+     "only whether it is allowed; config [store] table: "
      "every key, as markdown; config mooncake: what becomes of Mooncake's; config gate: what can "
      "sleep.",
      NULL},
@@ -98,24 +99,28 @@ static const struct kvp_command list[] = {
 };
 static const struct kvp_commands commands = {list, sizeof list / sizeof list[0], KVP_VERSION};
 
-static kvb_status_t show_serve(int argc, const char *const *argv, char *error)
+static kvb_status_t show_serve(int argc, const char *const *argv, bool check, char *error)
 {
     struct kvp_config config;
     kvb_status_t status = kvp_config_read(argc, argv, &config, error);
     if (status == KVB_OK) {
-        kvp_config_show(&config, stdout);
+        if (!check) {
+            kvp_config_show(&config, stdout);
+        }
         kvp_mooncake_tell(&config.mooncake);
         kvp_config_cleanup(&config);
     }
     return status;
 }
 
-static kvb_status_t show_store(int argc, const char *const *argv, char *error)
+static kvb_status_t show_store(int argc, const char *const *argv, bool check, char *error)
 {
     struct kvp_store_config config;
     kvb_status_t status = kvp_store_config_read(argc, argv, &config, error);
     if (status == KVB_OK) {
-        kvp_store_config_show(&config, stdout);
+        if (!check) {
+            kvp_store_config_show(&config, stdout);
+        }
         kvp_store_config_cleanup(&config);
     }
     return status;
@@ -125,7 +130,8 @@ static kvb_status_t show_store(int argc, const char *const *argv, char *error)
 static const struct {
     const char *command;
     void (*table)(FILE *out);
-    kvb_status_t (*show)(int argc, const char *const *argv, char *error);
+    kvb_status_t (*show)(int argc, const char *const *argv, bool check,
+                         char *error); /* or only check */
 } servers[] = {
     {"serve", kvp_config_table, show_serve},
     {"store", kvp_store_config_table, show_store},
@@ -194,16 +200,18 @@ static int config_main(int argc, char **argv)
         servers[store].table(stdout);
         return 0;
     }
-    if (argc > options && strcmp(argv[options], "show") == 0) {
+    bool check = argc > options && strcmp(argv[options], "check") == 0;
+    if (check || (argc > options && strcmp(argv[options], "show") == 0)) {
         options++;
     }
     if (argc == options || strncmp(argv[options], "--", 2) == 0) {
         char error[KVP_CONFIG_ERROR_MAX];
-        if (servers[store].show(argc - options, (const char *const *)argv + options, error) !=
-            KVB_OK) {
+        if (servers[store].show(argc - options, (const char *const *)argv + options, check,
+                                error) != KVB_OK) {
             (void)fprintf(stderr, "kvplane config: %s\n", error);
             return 2;
         }
+        (void)printf("%s", check ? "ok\n" : "");
         return 0;
     }
     (void)fprintf(stderr, "kvplane config: options of serve, or `table`; `store` first: of that\n");

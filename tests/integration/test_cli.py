@@ -49,6 +49,17 @@ class Cli(Commands):
         self.assertEqual(self.kvplane(None, "help", "nonsense").returncode, 2)
         self.assertEqual(self.kvplane(None).returncode, 2)
 
+    def test_a_configuration_is_checked_or_shown(self):
+        for store in ([], ["store", ]):
+            good = self.kvplane(None, "config", *store, "check", "--store-bytes", "8MiB",
+                                *(["--etcd", "http://127.0.0.1:2379"] if store else []))
+            self.assertEqual((good.returncode, good.stdout), (0, "ok\n"), good)
+            bad = self.kvplane(None, "config", *store, "check", "--store-bytes", "many")
+            self.assertEqual((bad.returncode, bad.stdout), (2, ""), bad)
+            self.assertIn("store-bytes", bad.stderr)
+        shown = self.kvplane(None, "config", "show", "--store-bytes", "8MiB")
+        self.assertIn("store-bytes", shown.stdout)
+
     def test_all_instances_at_once(self):
         daemon = self.daemon()
         engines = [self.engine(daemon, "a"), self.engine(daemon, "b"),
@@ -214,16 +225,16 @@ class Progress(Commands):
         daemon = self.daemon()
         engine = self.engine(daemon, "a")
         engine.popen.send_signal(signal.SIGSTOP)
-        sleep = Terminal(self, daemon, "sleep", columns=60)
-        sleep.await_text(r"\r\x1b\[Ksleep a: \w+  \d+\.\d s, at most \d+ s")
+        sleep = Terminal(self, daemon, "sleep", columns=30)
+        sleep.await_text(r"\r\x1b\[Ksleep a: \w+  \d+\.\d s, at m")
         ages = lambda: set(re.findall(r"sleep a: \w+  (\d+\.\d) s", sleep.text))
         harness.until("it goes on", lambda: (sleep.read(), len(ages()) > 2)[1])
         engine.popen.send_signal(signal.SIGCONT)
         self.assertEqual(sleep.code(), 0, sleep.text)
         self.assertRegex(sleep.text, r"\r\x1b\[Ksleep of a: done in \d+\.\d s \(operation \d+\)\r\n$")
         self.assertTrue(daemon.instance("a")["is_sleeping"])
-        for line in re.split(r"\r\n|\r\x1b\[K", sleep.text):
-            self.assertLess(len(line), 60, "a line that wraps is never erased")
+        for line in re.findall(r"\r\x1b\[K([^\r]*)", sleep.text)[:-1]:
+            self.assertLess(len(line), 30, "a line that wraps is never erased")
         resume = Terminal(self, daemon, "resume")
         self.assertEqual(resume.code(), 1, resume.text)
         self.assertIn("memory is not resident", resume.text)
@@ -323,6 +334,7 @@ class Top(Commands):
         self.clean(daemon)
         top.await_text("NOT ANSWERED: http")
         self.assertIn("a  ", "\n".join(self.screen(top)), "what was known last is still shown")
+        self.assertNotIn("kvplane: ", top.text, "that would be anywhere on the screen")
         top.type(b"q")
         self.assertEqual(top.code(), 0)
         self.assert_restored(top)

@@ -166,3 +166,22 @@ Test(cli, help_is_short_and_of_a_command_whole)
     cr_assert_not_null(strstr(text, "  --all \n      all of it.\n      default no; or yes\n"));
     cr_assert_null(kvp_command_find(&commands, "goes"));
 }
+
+static void tell_odd(const char *command, kvp_tell_option_fn tell, void *ctx)
+{
+    (void)command;
+    tell(ctx, &(struct kvp_option){"odd", NULL, NULL, ".so \\fBit's ~-^", NULL});
+}
+
+Test(cli, a_manual_page_shows_what_means_something_to_roff)
+{
+    static const struct kvp_command odd[] = {{"go", NULL, NULL, NULL, "goes", NULL, tell_odd}};
+    static const struct kvp_commands all = {odd, 1, "1.2.3"};
+    char text[2048] = "";
+    FILE *out = fmemopen(text, sizeof text, "w");
+    cr_assert(kvp_man(&all, "go", out));
+    cr_assert_not(kvp_man(&all, "goes", out));
+    (void)fclose(out);
+    cr_assert_not_null(strstr(text, ".TH KVPLANE\\-GO 1 \"\" \"kvplane 1.2.3\""), "%s", text);
+    cr_assert_not_null(strstr(text, "\n\\&.so \\efBit\\(aqs \\(ti\\-\\(ha.\n"), "%s", text);
+}
