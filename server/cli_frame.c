@@ -4,6 +4,8 @@
 #include "cli_grid.h"
 
 #include <inttypes.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *word(const json_t *object, const char *key)
@@ -93,6 +95,48 @@ static void put_instances(const struct kvp_frame *frame, const json_t *instances
             (void)fprintf(out, "%s: %s\n", word(instance, "instance"), text);
         }
     }
+}
+
+/* ---- queues ---- */
+
+json_t *kvp_frame_queues(const char *metrics)
+{
+    static const char *const queues[] = {"put", "get", "lookup"};
+    static const char *const states[] = {"queued", "running"};
+    json_t *all = json_object();
+    for (size_t i = 0; i < sizeof queues / sizeof queues[0]; i++) {
+        json_t *one = json_object();
+        for (size_t k = 0; k < sizeof states / sizeof states[0]; k++) {
+            char name[64];
+            char label[64];
+            double sum = 0;
+            (void)snprintf(name, sizeof name, "\nkvplane_tasks_%s{", states[k]);
+            (void)snprintf(label, sizeof label, "queue=\"%s\"", queues[i]);
+            for (const char *at = metrics; (at = strstr(at, name)) != NULL; at++) {
+                const char *end = strchr(at, '}');
+                const char *is = strstr(at, label);
+                sum += end != NULL && is != NULL && is < end ? strtod(end + 1, NULL) : 0;
+            }
+            (void)json_object_set_new(one, states[k], json_real(sum));
+        }
+        (void)json_object_set_new(all, queues[i], one);
+    }
+    return all;
+}
+
+static void put_queues(const json_t *queues, FILE *out)
+{
+    const char *name;
+    json_t *queue;
+    const char *before = "\ntransfers: ";
+    json_object_foreach((json_t *)(uintptr_t)queues, name, queue)
+    {
+        (void)fprintf(out, "%s%s %.0f queued, %.0f running", before, name,
+                      json_number_value(json_object_get(queue, "queued")),
+                      json_number_value(json_object_get(queue, "running")));
+        before = "; ";
+    }
+    (void)fprintf(out, "%s", queues != NULL ? "\n" : "");
 }
 
 /* ---- nodes ---- */
@@ -214,6 +258,7 @@ void kvp_frame_write(struct kvp_frame *frame, const json_t *all, size_t width, F
         json_integer_value(json_object_get(cluster, "nodes_up")),
         json_integer_value(json_object_get(cluster, "nodes")));
     put_instances(frame, json_object_get(all, "own_instances"), out);
+    put_queues(json_object_get(all, "queues"), out);
     put_nodes(frame, json_object_get(all, "nodes"), out);
     put_operations(frame, json_object_get(all, "operations"), width, out);
 }

@@ -18,7 +18,10 @@ struct kvp_frame {
     } running[KVP_FRAME_OPERATIONS];
 };
 
-/* all: see kvp_call_collect(), and `operations`. width: columns of progress lines. */
+/* The transfers of all ranks out of the metrics' text: {"put": {"queued": 1, "running": 2}, …}. */
+json_t *kvp_frame_queues(const char *metrics);
+
+/* all: see kvp_call_collect(), and `operations` and `queues`. width: columns of progress lines. */
 void kvp_frame_write(struct kvp_frame *frame, const json_t *all, size_t width, FILE *out);
 
 /* Writes at most rows lines of text, each at most columns wide and erased to its end; escape

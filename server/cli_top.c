@@ -154,6 +154,14 @@ static json_t *collect(struct kvp_cli *cli, int *rc_p)
     }
     (void)json_object_update(all, operations);
     json_decref(operations);
+    long code = 0;
+    *rc_p = kvp_call_send(&cli->call, false, "/metrics", &code);
+    if (*rc_p == KVP_CLI_DONE && code == 200 && cli->call.answer != NULL) {
+        (void)json_object_set_new(all, "queues", kvp_frame_queues(cli->call.answer));
+    } else if (*rc_p != KVP_CLI_DONE) {
+        json_decref(all);
+        return NULL;
+    }
     return all;
 }
 

@@ -314,6 +314,7 @@ class Top(Commands):
         self.assertRegex(once.stdout, r"(?m)^a +default +paused by sleep +kv_cache discarded, weights offloaded ")
         self.assertRegex(once.stdout, r"(?m)^local +up +local +64 MiB +0 B 0% ")
         self.assertRegex(once.stdout, r"(?m)^\d+ +sleep +a +ok +\d+\.\d{3} s +-")
+        self.assertRegex(once.stdout, r"(?m)^transfers: put 0 queued, 0 running; get 0 queued, ")
         as_json = json.loads(self.kvplane(daemon, "top", "--json").stdout)
         self.assertEqual({"own_instances", "nodes", "cluster", "operations"} - set(as_json), set())
         self.clean(engine, daemon)

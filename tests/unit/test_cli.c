@@ -133,6 +133,21 @@ Test(cli, a_screen_takes_no_more_than_it_has_room_for)
     cr_assert_str_eq(clipped("abc", 0, 80, &n), "");
 }
 
+Test(cli, queues_are_those_of_all_ranks)
+{
+    json_t *queues = kvp_frame_queues("# HELP kvplane_tasks_queued x\n"
+                                      "kvplane_tasks_queued{instance=\"a\",queue=\"put\"} 3\n"
+                                      "kvplane_tasks_running{instance=\"a\",queue=\"put\"} 1\n"
+                                      "kvplane_tasks_queued{instance=\"b\",queue=\"put\"} 4\n"
+                                      "kvplane_tasks_queued{instance=\"b\",queue=\"get\"} 9\n"
+                                      "other{queue=\"put\"} 50\n");
+    const json_t *put = json_object_get(queues, "put");
+    cr_assert_eq(json_number_value(json_object_get(put, "queued")), 7);
+    cr_assert_eq(json_number_value(json_object_get(put, "running")), 1);
+    cr_assert_eq(json_number_value(json_object_get(json_object_get(queues, "get"), "queued")), 9);
+    json_decref(queues);
+}
+
 /* ---- one table ---- */
 
 static void tell_two(const char *command, kvp_tell_option_fn tell, void *ctx)
