@@ -21,7 +21,6 @@
 struct entry {
     struct fan *fan;
     char instance[KVB_NAME_MAX];
-    bool asked; /* in this phase */
     bool ok;
     bool changed;      /* it did something in the first phase, which can be undone */
     const char *stays; /* NULL, or why that is not undone */
