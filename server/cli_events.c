@@ -63,8 +63,10 @@ static void print_event(const struct kvp_cli *cli, const json_t *event)
     const char *text = json_string_value(json_object_get(event, "detail"));
     if (state != NULL) {
         put_state(state, detail, sizeof detail);
+    } else if (strcmp(kind, "restarted") == 0) {
+        (void)snprintf(detail, sizeof detail,
+                       "the daemon was started anew: what the one before told last is gone");
     } else if (lost != NULL) {
-        (void)snprintf(kind, sizeof kind, "lost");
         (void)snprintf(detail, sizeof detail, "%" JSON_INTEGER_FORMAT " events were forgotten",
                        json_integer_value(lost));
     } else {
@@ -72,6 +74,19 @@ static void print_event(const struct kvp_cli *cli, const json_t *event)
     }
     kvp_cell_clean(detail);
     (void)printf("%19s.%03d  %-12s %-16s %s\n", when, (int)(at_ms % 1000), instance, kind, detail);
+}
+
+/* What the stream tells as events of their own. */
+static void tell_gap(const struct kvp_cli *cli, const json_t *page)
+{
+    bool restarted = json_is_true(json_object_get(page, "restarted"));
+    json_int_t lost = json_integer_value(json_object_get(page, "lost"));
+    if (restarted || lost > 0) {
+        json_t *gap =
+            json_pack("{s:s, s:I}", "kind", restarted ? "restarted" : "lost", "lost", lost);
+        print_event(cli, gap);
+        json_decref(gap);
+    }
 }
 
 static int pages(struct kvp_cli *cli)
@@ -88,12 +103,13 @@ static int pages(struct kvp_cli *cli)
             return rc;
         }
         const json_t *events = json_object_get(page, "events");
+        tell_gap(cli, page);
         json_array_foreach(events, i, event)
         {
             print_event(cli, event);
         }
         json_int_t last = json_integer_value(json_object_get(page, "next"));
-        bool more = json_array_size(events) > 0 && last > next;
+        bool more = json_array_size(events) > 0 && last != next;
         json_decref(page);
         if (!more) {
             return KVP_CLI_DONE;

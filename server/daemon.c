@@ -106,7 +106,7 @@ static void on_changed(void *ctx, const struct kvp_view *view)
     struct kvp_daemon *daemon = ctx;
     kvp_board_publish(daemon->board, view);
     kvp_collect_instance(&daemon->collect, view);
-    kvp_events_add_state(daemon->events, view->instance, kvp_state_json(view));
+    kvp_events_add_state(daemon->events, view, kvp_state_json);
     wake_streams(daemon);
 }
 
@@ -406,7 +406,7 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
         status = create_board(daemon);
     }
     if (status == KVB_OK) {
-        status = kvp_events_create(&daemon->events);
+        status = kvp_events_create(kvp_events_epoch(), &daemon->events);
     }
     if (status == KVB_OK) {
         status = create_fleet(daemon);

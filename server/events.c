@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "events.h"
 
+#include "base/assert.h"
 #include "base/mutex.h"
 
 #include <stdio.h>
@@ -8,24 +9,49 @@
 #include <string.h>
 #include <time.h>
 
+/* What a state tells, of one instance. Compared byte by byte: what is not used is zero. */
+struct told {
+    char instance[KVB_NAME_MAX];
+    bool attached, degraded;
+    enum kvp_scheduler scheduler;
+    unsigned stopped_by;
+    uint32_t ntags;
+    struct kvb_tag_state tags[KVB_TAGS_MAX];
+};
+
 struct kvp_events {
     struct kvb_mutex lock;
+    uint64_t epoch;                        /* immutable after create */
     uint64_t last;                         /* id; guarded by lock */
     struct kvp_event ring[KVP_EVENTS_MAX]; /* id % KVP_EVENTS_MAX; guarded by lock */
-    /* loop thread: what was last told of each instance */
-    struct {
-        char instance[KVB_NAME_MAX];
-        json_t *state;
-    } told[KVP_INSTANCES_MAX];
+    struct told told[KVP_INSTANCES_MAX];   /* loop thread: what was last told of each instance */
     uint32_t ntold;
 };
 
-kvb_status_t kvp_events_create(struct kvp_events **events_p)
+/* `{"instance":"…","tags":{"…":"discarded",…},…}` */
+_Static_assert(KVP_EVENT_TEXT_MAX > KVB_NAME_MAX + KVB_TAGS_MAX * (KVB_NAME_MAX + 16) + 256,
+               "a state fits");
+
+/* Unix time, as people and other programs read it; nothing here goes by it. */
+static uint64_t wall_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+uint64_t kvp_events_epoch(void)
+{
+    return wall_ms() * 1000;
+}
+
+kvb_status_t kvp_events_create(uint64_t epoch, struct kvp_events **events_p)
 {
     struct kvp_events *events = calloc(1, sizeof *events);
     if (events == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
+    events->epoch = events->last = epoch;
     kvb_mutex_init(&events->lock, "events");
     *events_p = events;
     return KVB_OK;
@@ -34,20 +60,9 @@ kvb_status_t kvp_events_create(struct kvp_events **events_p)
 void kvp_events_destroy(struct kvp_events *events)
 {
     if (events != NULL) {
-        for (uint32_t i = 0; i < events->ntold; i++) {
-            json_decref(events->told[i].state);
-        }
         kvb_mutex_cleanup(&events->lock);
         free(events);
     }
-}
-
-/* Unix time, as people and other programs read it; nothing here goes by it. */
-static uint64_t wall_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 void kvp_events_add(struct kvp_events *events, const char *instance, const char *kind,
@@ -65,38 +80,56 @@ void kvp_events_add(struct kvp_events *events, const char *instance, const char 
     kvb_mutex_unlock(&events->lock);
 }
 
-void kvp_events_add_state(struct kvp_events *events, const char *instance, json_t *state)
+void kvp_events_add_state(struct kvp_events *events, const struct kvp_view *view,
+                          json_t *(*make)(const struct kvp_view *view))
 {
     char text[KVP_EVENT_TEXT_MAX];
+    struct told now;
     uint32_t i = 0;
 
-    while (i < events->ntold && strcmp(events->told[i].instance, instance) != 0) {
+    memset(&now, 0, sizeof now); /* padding, too */
+    strcpy(now.instance, view->instance);
+    now.attached = view->attached;
+    now.degraded = view->degraded;
+    now.scheduler = view->scheduler;
+    now.stopped_by = view->stopped_by;
+    now.ntags = view->ntags;
+    for (uint32_t t = 0; t < view->ntags; t++) {
+        strcpy(now.tags[t].tag, view->tags[t].tag);
+        now.tags[t].residency = view->tags[t].residency;
+    }
+    while (i < events->ntold && strcmp(events->told[i].instance, now.instance) != 0) {
         i++;
     }
-    size_t len = json_dumpb(state, text, sizeof text - 1, JSON_COMPACT);
-    if (i == KVP_INSTANCES_MAX || len == 0 || len >= sizeof text ||
-        json_equal(events->told[i].state, state)) {
-        json_decref(state);
+    if (i == KVP_INSTANCES_MAX ||
+        (i < events->ntold && memcmp(&events->told[i], &now, sizeof now) == 0)) {
         return;
     }
-    if (i == events->ntold) {
-        snprintf(events->told[events->ntold++].instance, KVB_NAME_MAX, "%s", instance);
+    json_t *state = make(view);
+    size_t len = json_dumpb(state, text, sizeof text - 1, JSON_COMPACT);
+    json_decref(state);
+    if (len == 0) {
+        return;
     }
-    json_decref(events->told[i].state);
-    events->told[i].state = state;
+    kvb_assert(len < sizeof text);
     text[len] = '\0';
-    kvp_events_add(events, instance, "state", text);
+    events->ntold += i == events->ntold;
+    events->told[i] = now;
+    kvp_events_add(events, now.instance, "state", text);
 }
 
 uint32_t kvp_events_read(struct kvp_events *events, uint64_t after, struct kvp_event *out,
-                         uint32_t max, uint64_t *lost_p)
+                         uint32_t max, struct kvp_events_gap *gap_p)
 {
     uint32_t n = 0;
 
     kvb_mutex_lock(&events->lock);
-    uint64_t oldest = events->last < KVP_EVENTS_MAX ? 1 : events->last - KVP_EVENTS_MAX + 1;
-    uint64_t next = after > events->last ? oldest : after + 1;
-    *lost_p = next < oldest && after > 0 ? oldest - next : 0;
+    uint64_t kept = events->last - events->epoch;
+    uint64_t oldest = kept < KVP_EVENTS_MAX ? events->epoch + 1 : events->last - KVP_EVENTS_MAX + 1;
+    bool own = after >= events->epoch && after <= events->last;
+    uint64_t next = own ? after + 1 : events->epoch + 1;
+    gap_p->lost = next < oldest && after > 0 ? oldest - next : 0;
+    gap_p->restarted = !own && after > 0;
     for (uint64_t id = next < oldest ? oldest : next; id <= events->last && n < max; id++) {
         out[n++] = events->ring[id % KVP_EVENTS_MAX];
     }
@@ -137,15 +170,16 @@ static size_t put_event(uint64_t id, const char *kind, json_t *data, char *text,
 size_t kvp_events_stream(struct kvp_events *events, uint64_t *cursor, char *text, size_t cap)
 {
     struct kvp_event page[8];
+    struct kvp_events_gap gap;
     size_t used = 0;
-    uint64_t lost;
 
     for (uint32_t n = 1; n > 0;) {
-        n = kvp_events_read(events, *cursor, page, 8, &lost);
-        if (lost > 0) {
-            size_t len =
-                put_event(page[0].id - 1, "lost", json_pack("{s:I}", "lost", (json_int_t)lost),
-                          text + used, cap - used);
+        n = kvp_events_read(events, *cursor, page, 8, &gap);
+        if (n > 0 && (gap.restarted || gap.lost > 0)) {
+            json_t *data = json_pack("{s:s, s:I}", "kind", gap.restarted ? "restarted" : "lost",
+                                     "lost", (json_int_t)gap.lost);
+            size_t len = put_event(page[0].id - 1, gap.restarted ? "restarted" : "lost", data,
+                                   text + used, cap - used);
             if (len == 0) {
                 return used;
             }

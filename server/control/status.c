@@ -396,20 +396,20 @@ void kvp_cancel_operation(struct kvp_control *control, struct kvp_request *reque
 
 void kvp_read_events(struct kvp_control *control, struct kvp_request *request)
 {
-    uint64_t lost = 0;
+    struct kvp_events_gap gap = {0};
     uint64_t next = request->params.after;
     json_t *list = json_array();
     struct kvp_event *page = calloc(KVP_EVENTS_PAGE_MAX, sizeof *page);
     uint32_t n = page == NULL ? 0
                               : kvp_events_read(control->config.events, next, page,
-                                                KVP_EVENTS_PAGE_MAX, &lost);
+                                                KVP_EVENTS_PAGE_MAX, &gap);
     for (uint32_t i = 0; i < n; i++) {
         (void)json_array_append_new(list, kvp_event_json(&page[i]));
         next = page[i].id;
     }
     free(page);
     kvp_control_reply(control, request, 200,
-                      json_pack("{s:o, s:I, s:I}", "events", list, "next", (json_int_t)next, "lost",
-                                (json_int_t)lost),
+                      json_pack("{s:o, s:I, s:I, s:b}", "events", list, "next", (json_int_t)next,
+                                "lost", (json_int_t)gap.lost, "restarted", gap.restarted),
                       0);
 }

@@ -121,8 +121,9 @@ class Cli(Commands):
         lines = self.kvplane(daemon, "events", "--json").stdout.splitlines()
         events = [json.loads(line) for line in lines]
         self.assertGreater(len(events), 256)
-        self.assertEqual([event["id"] for event in events], list(range(1, len(events) + 1)))
-        after = self.kvplane(daemon, "events", "--after", str(len(events) - 3)).stdout
+        first = events[0]["id"]
+        self.assertEqual([event["id"] for event in events], list(range(first, first + len(events))))
+        after = self.kvplane(daemon, "events", "--after", str(events[-4]["id"])).stdout
         self.assertEqual(len(after.splitlines()), 3)
         text = self.kvplane(daemon, "events").stdout
         self.assertRegex(text, r"(?m)^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  a +pause +ok$")
@@ -137,11 +138,48 @@ class Cli(Commands):
         follow = harness.Process(["events", "--follow", "--json", "--url", daemon.url],
                                  self.directory, "follow")
         self.processes.append(follow)
-        follow.line('{"id":1,')
+        follow.line('{"id":')
         daemon.ok("/pause")
         harness.until("the pause", lambda: json.loads("{" + follow.line("{"))["kind"] == "pause")
         follow.kill()
         self.clean(engine, daemon)
+
+    def test_follow_over_a_restart_of_the_daemon_says_so_and_shows_all_of_the_next(self):
+        port = harness.free_ports(1)[0]
+        daemon = self.daemon(listen=f"127.0.0.1:{port}")
+        follow = harness.Process(["events", "--follow", "--json", "--url", daemon.url],
+                                 self.directory, "follow")
+        self.processes.append(follow)
+        engine = self.engine(daemon, "a")
+        first = json.loads("{" + follow.line("{"))["id"]
+        daemon.ok("/pause")
+        seen = first
+        while True:
+            event = json.loads("{" + follow.line("{"))
+            self.assertEqual(event["id"], seen + 1)
+            seen = event["id"]
+            if event["kind"] == "pause":
+                break
+        daemon.kill()
+        engine.kill()
+        again = self.daemon(listen=f"127.0.0.1:{port}", name="again")
+        self.engine(again, "b", name="engine-b")
+        for _ in range(5):  # more than the first daemon told, or not: it makes no difference
+            again.ok("/pause?instance=b")
+            again.ok("/resume?instance=b")
+        event = json.loads("{" + follow.line("{"))
+        while event["kind"] != "restarted":  # what was told before its end
+            self.assertEqual((event["id"], event["instance"]), (seen + 1, "a"))
+            seen = event["id"]
+            event = json.loads("{" + follow.line("{"))
+        page = again.get(f"/v1/kvplane/events?after={seen}")[1]
+        self.assertTrue(page["restarted"])
+        self.assertGreater(page["events"][0]["id"], seen)
+        for told in page["events"]:
+            self.assertEqual(json.loads("{" + follow.line("{")), told)
+        shown = self.kvplane(again, "events", "--after", str(seen)).stdout.splitlines()
+        self.assertIn("the daemon was started anew", shown[0])
+        follow.kill()
 
     def test_follow_goes_on_where_it_was_when_the_connection_breaks(self):
         asked = []

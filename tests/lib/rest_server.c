@@ -95,7 +95,7 @@ void rest_start(struct rest_server *rest, const struct kvp_http_config *config, 
         &(struct kvp_board_config){.clock = &kvb_clock_real, .heartbeat_ms = 60000}, &rest->board);
     kvb_assert(status == KVB_OK);
     kvp_board_publish(rest->board, view);
-    status = kvp_events_create(&rest->events);
+    status = kvp_events_create(0, &rest->events);
     kvb_assert(status == KVB_OK);
     status = kvp_control_create(
         &(struct kvp_control_config){.fleet = &rest->fleet,
