@@ -21,7 +21,7 @@ import unittest
 PROGRAM = os.environ.get("KVPLANE_PROGRAM", "build/debug/kvplane")
 PROXY = os.environ.get("KVPLANE_PROXY", "build/debug/kvplane_proxy")
 SANITIZED = os.environ.get("KVPLANE_SANITIZED") == "1"
-DEADLINE_S = 30  # for anything that should be quick: only a broken program needs it
+DEADLINE_S = 120  # for anything that should be quick: only a broken program needs it
 
 
 def until(what, condition, deadline_s=DEADLINE_S):
@@ -66,15 +66,25 @@ class Process:
                     return line[len(prefix):].decode()
             left = end - time.monotonic()
             if left <= 0 or not select.select([out], [], [], left)[0]:
-                raise AssertionError(f"{self.name}: no line `{prefix}…`\n{self.stderr()}")
+                raise AssertionError(f"{self.name}: no line `{prefix}…`\n{self.tail()}")
             data = os.read(out, 65536)
             if not data:
-                raise AssertionError(f"{self.name} ended: {self.popen.wait()}\n{self.stderr()}")
+                raise AssertionError(f"{self.name} ended: {self.popen.wait()}\n{self.tail()}")
             self._buffer += data
 
     def stderr(self):
+        """All that it has said there by now; what it says of an answer may come after the answer."""
         with open(self.stderr_path, encoding="utf-8", errors="replace") as err:
-            return err.read()[-4000:]
+            return err.read()
+
+    def tail(self):
+        """Enough of it for a person."""
+        return self.stderr()[-4000:]
+
+    def says(self, text, times=1):
+        """Waits until it has said so on stderr, that often; then all that it has said there."""
+        until(f"{self.name} says {times} times: {text}", lambda: self.stderr().count(text) >= times)
+        return self.stderr()
 
     def kill(self, signum=signal.SIGKILL, deadline_s=DEADLINE_S):
         """Ends it; its exit code. Idempotent."""
@@ -85,7 +95,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
-            raise AssertionError(f"{self.name} did not end: {self.stderr()}") from None
+            raise AssertionError(f"{self.name} did not end: {self.tail()}") from None
         self.popen.stdout.close()
         return code
 
@@ -141,7 +151,7 @@ class Server(Process):
         """Answer of a POST that must succeed."""
         code, answer = self.post(path, body)
         if code != 200:
-            raise AssertionError(f"{path}: {code} {answer}\n{self.stderr()}")
+            raise AssertionError(f"{path}: {code} {answer}\n{self.tail()}")
         return answer
 
     def metric(self, name, **labels):
@@ -213,10 +223,10 @@ class Engine(Process):
             left = end - time.monotonic()
             if left <= 0 or not select.select([self._control], [], [], left)[0]:
                 raise AssertionError(f"{self.name}: no event {name} {match}: {self._events}\n"
-                                     f"{self.stderr()}")
+                                     f"{self.tail()}")
             data = self._control.recv(65536)
             if not data:
-                raise AssertionError(f"{self.name} is gone\n{self.stderr()}")
+                raise AssertionError(f"{self.name} is gone\n{self.tail()}")
             *lines, self._text = (self._text + data).split(b"\n")
             self._events += [json.loads(line) for line in lines]
 
@@ -230,10 +240,10 @@ class Engine(Process):
         """Runs requests of the trace; what became of their blocks."""
         return self.wait(self.command("run", first=first, count=count, **fields))
 
-    def wait(self, number, deadline_s=60):
+    def wait(self, number, deadline_s=DEADLINE_S):
         return self.done(number, deadline_s)["counts"]
 
-    def done(self, number, deadline_s=60):
+    def done(self, number, deadline_s=DEADLINE_S):
         return self.event("done", id=number, deadline_s=deadline_s)
 
     def generate(self, prompts, max_tokens, **fields):
@@ -362,7 +372,7 @@ class Case(unittest.TestCase):
         if failed:
             print(f"left for you: {self.directory}")
             for process in self.processes:
-                print(f"---- {process.name}\n{process.stderr()}")
+                print(f"---- {process.name}\n{process.tail()}")
         else:
             shutil.rmtree(self.directory)
 
@@ -422,7 +432,7 @@ class Case(unittest.TestCase):
     def clean(self, *processes):
         """They end as they should: exit 0, nothing on stderr from a sanitizer."""
         for process in processes:
-            self.assertEqual(process.kill(signal.SIGTERM), 0, process.stderr())
+            self.assertEqual(process.kill(signal.SIGTERM), 0, process.tail())
             self.assertNotIn("Sanitizer", process.stderr())
 
 

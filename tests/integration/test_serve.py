@@ -111,11 +111,10 @@ class Serve(harness.Case):
         path = os.path.join(self.directory, "engine.sock")
         engine = harness.Process(["engine", "--socket", path], self.directory, "alone")
         self.processes.append(engine)
-        harness.until("it says so", lambda: "waiting for its daemon" in engine.stderr())
-        self.assertIn(path, engine.stderr())
+        self.assertIn(path, engine.says("waiting for its daemon"))
         daemon = self.daemon()
         harness.until("it attaches", lambda: daemon.get("/health")[0] == 200)
-        harness.until("it says so", lambda: "attached" in engine.stderr())
+        engine.says("attached")
         self.clean(engine, daemon)
 
     def test_a_daemon_that_cannot_start_says_what_to_change(self):
@@ -153,12 +152,7 @@ class Serve(harness.Case):
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (own + 1, before[1]))
         begun = time.monotonic()
         engine = self.engine(daemon, "a", attach=False)
-
-        def thrown_out():
-            with open(daemon.stderr_path, encoding="utf-8") as err:
-                return err.read().count('reason="this daemon has no descriptor left')
-
-        harness.until("it is thrown out again and again", lambda: thrown_out() >= 5)
+        daemon.says('reason="this daemon has no descriptor left', 5)  # it is thrown out again and again
         self.assertGreater(time.monotonic() - begun, 0.3, "each time it waits longer")
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
         harness.until("it is taken", lambda: daemon.get("/health")[0] == 200
@@ -171,7 +165,7 @@ class Serve(harness.Case):
         before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (own, before[1]))
         engine = self.engine(daemon, "a", attach=False)
-        harness.until("the accept has failed", lambda: "accept on the engine socket" in daemon.stderr())
+        daemon.says("accept on the engine socket")
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
         engine.event("attached")
         self.clean(engine, daemon)
@@ -190,7 +184,7 @@ class Serve(harness.Case):
         self.assertEqual(daemon.post("/pause", headers=reader)[0], 403)
         self.assertEqual(daemon.post("/pause", headers=admin)[0], 200)
         # Every call that acts leaves its line: what, who, from where, how it ended. No secret does.
-        lines = [line for line in daemon.stderr().splitlines() if "msg=audit" in line]
+        lines = [line for line in daemon.says("msg=audit", 3).splitlines() if "msg=audit" in line]
         self.assertEqual(len(lines), 3, lines)
         for line, token, status in zip(lines, (0, 2, 1), (401, 403, 200)):
             for word in ("operation=pause", "from=127.0.0.1", f"token={token}", f"http_status={status}"):
@@ -206,7 +200,7 @@ class Serve(harness.Case):
         with open(path, "w", encoding="utf-8") as tokens:
             tokens.write("# none\n")
         daemon.popen.send_signal(signal.SIGHUP)
-        harness.until("the refusal", lambda: "the tokens stay as they were" in daemon.stderr())
+        daemon.says("the tokens stay as they were")
         self.assertEqual(daemon.post("/pause", headers=other)[0], 200)
         self.clean(engine, daemon)
 
