@@ -12,6 +12,7 @@
 #include "link/link.h"
 #include "loop.h"
 #include "metrics.h"
+#include "page/page.h"
 #include "program.h"
 #include "storage.h"
 
@@ -264,8 +265,11 @@ static size_t on_stream(void *ctx, uint64_t *cursor, char *text, size_t cap)
     return kvp_events_stream(((const struct kvp_daemon *)ctx)->events, cursor, text, cap);
 }
 
-static const struct kvp_http_ops http_ops = {
-    .probe = on_probe, .stopping = on_is_stopping, .answered = on_answered, .stream = on_stream};
+static const struct kvp_http_ops http_ops = {.probe = on_probe,
+                                             .document = kvp_page_document,
+                                             .stopping = on_is_stopping,
+                                             .answered = on_answered,
+                                             .stream = on_stream};
 
 /* ---- start ---- */
 

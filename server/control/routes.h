@@ -8,6 +8,8 @@
 /* clang-format off */
 #define KVP_ROUTES(X) \
     /* method path                              operation                    role   where    body   parameters */ \
+    X(GET,  "/",                                page,                        READ,  STATIC,  SMALL, 0) \
+    X(GET,  "/page/{name}",                     page_file,                   READ,  STATIC,  SMALL, 0) \
     X(GET,  "/health",                          health,                      READ,  PROBE,   SMALL, 0) \
     X(GET,  "/livez",                           livez,                       READ,  PROBE,   SMALL, 0) \
     X(GET,  "/readyz",                          readyz,                      READ,  PROBE,   SMALL, 0) \

@@ -383,6 +383,8 @@ static enum MHD_Result whole(struct kvp_exchange *exchange)
     switch (exchange->request.route->where) {
     case KVP_PROBE:
         return answer_probe(exchange);
+    case KVP_STATIC:
+        return kvp_exchange_document(exchange);
     case KVP_STREAM:
         if (accepts_stream(exchange)) {
             return kvp_exchange_stream(exchange);

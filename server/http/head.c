@@ -83,7 +83,8 @@ static void check_token(struct kvp_exchange *exchange)
     bool known = false;
     bool allowed = false;
 
-    if (http->config.ntokens == 0 || exchange->request.route->where == KVP_PROBE) {
+    if (http->config.ntokens == 0 || exchange->request.route->where == KVP_PROBE ||
+        exchange->request.route->where == KVP_STATIC) {
         return;
     }
     if (given != NULL && strncasecmp(given, "Bearer ", 7) == 0 &&
@@ -105,6 +106,14 @@ static void check_token(struct kvp_exchange *exchange)
         exchange->extra_value = "Bearer";
     } else if (!allowed) {
         kvp_exchange_refuse(exchange, 403, NULL, "this needs a token with the role admin");
+    }
+}
+
+static void check_origin(struct kvp_exchange *exchange)
+{
+    const char *foreign = kvp_exchange_foreign(exchange);
+    if (foreign != NULL) {
+        kvp_exchange_refuse(exchange, 403, NULL, foreign);
     }
 }
 
@@ -177,6 +186,9 @@ static void check(struct kvp_exchange *exchange, const char *method, const char 
                             "the only expectation understood here is 100-continue");
     } else {
         find_route(exchange, method);
+        if (exchange->http_status == 0) {
+            check_origin(exchange);
+        }
         if (exchange->http_status == 0) {
             check_token(exchange);
         }

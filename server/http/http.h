@@ -2,6 +2,7 @@
 #ifndef SERVER_HTTP_HTTP_H
 #define SERVER_HTTP_HTTP_H
 
+#include "http/document.h"
 #include "http/inbox.h"
 #include "http/probe.h"
 
@@ -57,6 +58,9 @@ struct kvp_http_ops {
     /* Answers a route of kind PROBE. instance: "" if not given. */
     void (*probe)(void *ctx, const struct kvp_route *route, const char *instance,
                   struct kvp_probe_answer *answer_p);
+    /* The document of a route of kind STATIC, `name` what its {…} stands for; NULL: there is none.
+     * May be NULL where there are no such routes. */
+    const struct kvp_document *(*document)(const char *name);
     /* This process is going: answers close their connection. */
     bool (*stopping)(void *ctx);
     void (*answered)(void *ctx, const struct kvp_http_answered *answered); /* may be NULL */

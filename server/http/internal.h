@@ -97,6 +97,13 @@ void kvp_exchange_refuse(struct kvp_exchange *exchange, unsigned http_status, co
 void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method,
                              const char *version);
 
+/* origin.c */
+/* NULL, or why a request that a browser was made to send by somebody else's page is not taken. */
+const char *kvp_exchange_foreign(const struct kvp_exchange *exchange);
+
+/* document.c: answers with a document, or that the client has it already. */
+enum MHD_Result kvp_exchange_document(struct kvp_exchange *exchange);
+
 /* stream.c */
 /* Answers with what comes, until the client or this process goes. The HTTP thread. */
 enum MHD_Result kvp_exchange_stream(struct kvp_exchange *exchange);

@@ -60,8 +60,8 @@ static enum kvp_found split(const char *path, size_t len, struct segments *segme
     if (len == 0 || *path != '/') {
         return KVP_FOUND_NOTHING;
     }
-    if (len > 1 && end[-1] == '/') {
-        end--;
+    if (end[-1] == '/') {
+        end--; /* of "/" nothing is left: no segment */
     }
     while (path < end) {
         const char *begin = path + 1;
@@ -104,7 +104,7 @@ static bool fits(const char *path, const struct segments *segments, const char *
         path += len;
     }
     *arg_p = arg;
-    return *path == '\0';
+    return *path == '\0' || (segments->n == 0 && strcmp(path, "/") == 0);
 }
 
 enum kvp_found kvp_route_find(const struct kvp_route_table *table, const char *method,

@@ -3,6 +3,7 @@
 
 #include "control/probes.h"
 #include "http_client.h"
+#include "page/page.h"
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -75,8 +76,11 @@ static size_t stream(void *ctx, uint64_t *cursor, char *text, size_t cap)
     return kvp_events_stream(((const struct rest_server *)ctx)->events, cursor, text, cap);
 }
 
-static const struct kvp_http_ops ops = {
-    .probe = probe, .stopping = stopping, .answered = answered, .stream = stream};
+static const struct kvp_http_ops ops = {.probe = probe,
+                                        .document = kvp_page_document,
+                                        .stopping = stopping,
+                                        .answered = answered,
+                                        .stream = stream};
 
 void rest_start(struct rest_server *rest, const struct kvp_http_config *config, uint32_t queue_max)
 {
