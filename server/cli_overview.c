@@ -163,13 +163,12 @@ static void print_ranks(const json_t *instances)
             if (row == NULL) {
                 break;
             }
-            const json_t *regions = json_object_get(rank, "regions");
             const json_t *helper = json_object_get(rank, "helper");
             kvp_cell_text(row[0], json_object_get(instance, "instance"));
             kvp_cell_count(row[1], json_object_get(rank, "rank"));
             rank_state(row[2], rank);
-            kvp_cell_count(row[3], json_object_get(regions, "registered"));
-            kvp_cell_bytes(row[4], json_object_get(regions, "bytes"));
+            kvp_cell_count(row[3], json_object_get(rank, "registered_regions"));
+            kvp_cell_bytes(row[4], json_object_get(rank, "registered_bytes"));
             kvp_cell_count(row[5], json_object_get(helper, "pid"));
             references(row[6], json_object_get(helper, "held"));
             kvp_cell_text(row[7], json_object_get(helper, "path"));

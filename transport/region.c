@@ -26,6 +26,16 @@ const char *kvt_region_state_text(enum kvt_region_state state)
     return state_texts[state];
 }
 
+const char *kvt_memory_kind_text(enum kvt_memory_kind kind)
+{
+    static const char *const texts[] = {
+#define X(name, text) [KVT_MEMORY_##name] = (text),
+        KVT_MEMORY_KINDS_LIST(X)
+#undef X
+    };
+    return texts[kind];
+}
+
 static void set_state(struct kvt_region *region, enum kvt_region_state state)
 {
     static const bool legal[][KVT_REGION_UNREGISTERED + 1] = {

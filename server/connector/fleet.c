@@ -269,7 +269,16 @@ static void tell_rank(const struct kvp_session_of *session,
     memcpy(view.tags, session->state.tags, sizeof view.tags);
     view.regions = rank->ops->registered(rank->impl, NULL, &view.region_bytes);
     view.device = rank->ops->device(rank->impl, &info) ? &info : NULL;
+    rank->ops->queues(rank->impl, view.queues);
+    view.source = rank;
     each(arg, &view);
+}
+
+void kvp_rank_each_region(const struct kvp_rank_view *view, kvp_region_fn each, void *arg)
+{
+    if (view->source != NULL) {
+        view->source->ops->each_region(view->source->impl, each, arg);
+    }
 }
 
 void kvp_fleet_each_rank(struct kvp_fleet *fleet, const char *name,

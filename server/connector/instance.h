@@ -176,6 +176,8 @@ struct kvp_rank_view {
     uint32_t regions; /* registered now */
     uint64_t region_bytes;
     const struct kvt_device_info *device; /* what reaches its GPU memory; NULL: it has none */
+    struct kvp_queue_view queues[KVP_QUEUE_KINDS];
+    const struct kvp_rank *source; /* for kvp_rank_each_region(); valid in the callback */
 };
 
 struct kvp_bounds {            /* milliseconds; each a config key */
@@ -244,6 +246,9 @@ uint32_t kvp_fleet_count(const struct kvp_fleet *fleet);
  * memory comes last. Nothing if there is no such instance. */
 void kvp_fleet_each_rank(struct kvp_fleet *fleet, const char *instance,
                          void (*each)(void *arg, const struct kvp_rank_view *view), void *arg);
+
+/* The regions of a rank that is being told of; none, if it is not attached. */
+void kvp_rank_each_region(const struct kvp_rank_view *view, kvp_region_fn each, void *arg);
 
 /* Finished and running operations, newest first, for /v1/kvplane/operations. */
 struct kvp_operation_record {

@@ -47,6 +47,39 @@ struct kvp_drain_progress {
     uint64_t bytes_left;
 };
 
+/* Queues of a rank, in the order in which they are served: name, word. */
+#define KVP_QUEUES(X) X(LOOKUP, "lookup") X(PUT, "put") X(GET, "get")
+enum kvp_queue {
+#define X(name, text) KVP_QUEUE_##name,
+    KVP_QUEUES(X)
+#undef X
+        KVP_QUEUE_KINDS
+};
+const char *kvp_queue_text(enum kvp_queue queue);
+
+/* One of them as it is: for status. */
+struct kvp_queue_view {
+    uint32_t queued;        /* tasks not begun */
+    uint32_t running;       /* tasks begun */
+    uint64_t oldest_age_ns; /* of those, since it came; 0: there is none */
+    uint64_t bytes;         /* of their blocks */
+};
+
+/* One hand-over of a region as it is: for status. Borrowed for the callback. */
+struct kvp_region_view {
+    uint32_t number; /* the engine's */
+    const char *tag;
+    const char *kind;  /* of its memory: a word */
+    const char *state; /* a word of KVT_REGION_STATES */
+    bool current;      /* false: it was replaced or given up, and is on its way out */
+    bool kept_across_sleep;
+    uint64_t generation;
+    uint64_t bytes; /* of its length; unregistered: of what was handed over last */
+    uint64_t pinned_bytes;
+    uint32_t transfers; /* that name it now */
+};
+typedef void (*kvp_region_fn)(void *arg, const struct kvp_region_view *view);
+
 struct kvp_rank_ops {
     /*
      * Sends a request of the link (LINEAGE … STATE) whose message struct is msg (NULL for those
@@ -87,6 +120,10 @@ struct kvp_rank_ops {
     /* How many regions of this tag (NULL: all) are registered, and their bytes (may be NULL): the
      * truth, for status and tests. */
     uint32_t (*registered)(void *rank, const char *tag, uint64_t *bytes_p);
+    /* Every number that the engine has ever used, with what is on its way out of each: the truth,
+     * for status. */
+    void (*each_region)(void *rank, kvp_region_fn each, void *arg);
+    void (*queues)(void *rank, struct kvp_queue_view views[KVP_QUEUE_KINDS]);
     /* The process that reaches the rank's memory for us, if it has such memory (a GPU's). False:
      * there is none. */
     bool (*device)(void *rank, struct kvt_device_info *info_p);

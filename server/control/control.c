@@ -394,6 +394,8 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
 
     [KVP_ROUTE_list_instances] = READ(kvp_read_instances),
     [KVP_ROUTE_get_instance] = READ(kvp_read_instance),
+    [KVP_ROUTE_list_regions] = READ(kvp_read_regions),
+    [KVP_ROUTE_list_queues] = READ(kvp_read_queues),
     [KVP_ROUTE_list_operations] = READ(kvp_read_operations),
     [KVP_ROUTE_get_operation] = READ(kvp_read_operation),
     [KVP_ROUTE_cancel_operation] = READ(kvp_cancel_operation),

@@ -7,7 +7,8 @@
 /*
  * What the files of control share. control.c: who replies when, and the table of routes; asks.c:
  * from a request to what the fleet is asked; answers.c: from its outcome to JSON; status.c:
- * instances and operations as they are; nodes.c, tenants.c, objects.c: the cluster's.
+ * instances and operations as they are; ranks.c: what their ranks
+ * hold; pages.c: lists, a page at a time; nodes.c, tenants.c, objects.c: the cluster's.
  */
 
 struct kvp_control {
@@ -127,6 +128,8 @@ void kvp_json_set_u64(json_t *object, const char *name, uint64_t value);
 
 void kvp_read_instances(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_instance(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_regions(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_queues(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operations(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operation(struct kvp_control *control, struct kvp_request *request);
 void kvp_cancel_operation(struct kvp_control *control, struct kvp_request *request);
@@ -135,6 +138,12 @@ void kvp_read_events(struct kvp_control *control, struct kvp_request *request);
 /* The instance a request is about; false: replied. */
 bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
                        struct kvp_view *view_p);
+
+/* ---- ranks.c ---- */
+
+/* Of every rank of an instance; a new array, NULL: out of memory. */
+json_t *kvp_ranks_json(struct kvp_control *control, const char *instance);
+json_t *kvp_tags_json(const struct kvb_tag_state *states, uint32_t n);
 
 /* ---- info.c: what clients of an inference server ask about it ---- */
 

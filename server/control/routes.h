@@ -89,6 +89,8 @@
     /* our own */ \
     X(GET,  "/v1/kvplane/instances",            list_instances,              READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/instances/{name}",     get_instance,                READ,  CONTROL, SMALL, 0) \
+    X(GET,  "/v1/kvplane/regions",              list_regions,                READ,  CONTROL, SMALL, INSTANCE | PAGED) \
+    X(GET,  "/v1/kvplane/queues",               list_queues,                 READ,  CONTROL, SMALL, INSTANCE | PAGED) \
     X(GET,  "/v1/kvplane/operations",           list_operations,             READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/operations/{id}",      get_operation,               READ,  CONTROL, SMALL, P(timeout)) \
     X(POST, "/v1/kvplane/operations/{id}/cancel", cancel_operation,          ADMIN, CONTROL, SMALL, 0) \

@@ -2,7 +2,6 @@
 #include "control/internal.h"
 
 #include "base/assert.h"
-#include "transport/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,62 +45,13 @@ static json_t *stoppers_json(unsigned bits)
     return list;
 }
 
-static json_t *tags_json(const struct kvb_tag_state *states, uint32_t n)
-{
-    json_t *tags = json_object();
-    for (uint32_t i = 0; i < n; i++) {
-        kvp_json_set_text(tags, states[i].tag, kvb_residency_text(states[i].residency));
-    }
-    return tags;
-}
-
 /* The short form, for the answers of failed operations. */
 json_t *kvp_state_json(const struct kvp_view *view)
 {
     return json_pack("{s:s, s:b, s:s, s:o, s:o, s:b}", "instance", view->instance, "attached",
                      view->attached, "scheduler", scheduler_text(view->scheduler), "stopped_by",
-                     stoppers_json(view->stopped_by), "tags", tags_json(view->tags, view->ntags),
-                     "degraded", view->degraded);
-}
-
-static json_t *helper_json(const struct kvt_device_info *info)
-{
-    json_t *held = json_object();
-#define X(member) kvp_json_set_u64(held, #member, info->member);
-    KVT_DEVICE_HOLDINGS(X)
-#undef X
-    json_t *json = json_pack("{s:b, s:I, s:I, s:I, s:o}", "running", info->pid != 0, "starts",
-                             (json_int_t)info->starts, "kills", (json_int_t)info->kills, "failures",
-                             (json_int_t)info->failures, "held", held);
-    if (info->pid != 0) {
-        kvp_json_set_u64(json, "pid", (uint64_t)info->pid);
-    }
-    kvp_json_set_text(json, "last_cause", info->cause);
-    bool direct = info->registrations > 0;
-    (void)json_object_update_new(json, json_pack("{s:s, s:s, s:s, s:I}", "gpu_rdma",
-                                                 info->direct ? "direct" : "staged", "path",
-                                                 direct ? "direct" : "pool", "integrity",
-                                                 direct ? "transport" : "checksum",
-                                                 "direct_transfers", (json_int_t)info->moves));
-    kvp_json_set_text(json, "pool_cause", info->pool_cause);
-    return json;
-}
-
-static void add_rank(void *arg, const struct kvp_rank_view *view)
-{
-    json_t *json =
-        json_pack("{s:I, s:b}", "rank", (json_int_t)view->rank, "attached", view->attached);
-    if (view->attached) {
-        (void)json_object_update_new(
-            json, json_pack("{s:b, s:b, s:b, s:o, s:{s:I, s:I}}", "worker", view->worker,
-                            "scheduler", view->scheduler, "answers", !view->unknown, "tags",
-                            tags_json(view->tags, view->ntags), "regions", "registered",
-                            (json_int_t)view->regions, "bytes", (json_int_t)view->region_bytes));
-    }
-    if (view->device != NULL) {
-        (void)json_object_set_new(json, "helper", helper_json(view->device));
-    }
-    (void)json_array_append_new(arg, json);
+                     stoppers_json(view->stopped_by), "tags",
+                     kvp_tags_json(view->tags, view->ntags), "degraded", view->degraded);
 }
 
 static json_t *drain_json(const struct kvp_drain_progress *drain)
@@ -137,7 +87,7 @@ static json_t *lineage_json(const struct kvp_view *view)
     return json;
 }
 
-static json_t *instance_json(const struct kvp_control *control, const struct kvp_view *view)
+static json_t *instance_json(struct kvp_control *control, const struct kvp_view *view)
 {
     json_t *json = kvp_state_json(view);
 
@@ -157,9 +107,7 @@ static json_t *instance_json(const struct kvp_control *control, const struct kvp
                               json_pack("{s:I, s:I}", "registered",
                                         (json_int_t)view->registered_regions, "bytes",
                                         (json_int_t)view->registered_bytes));
-    json_t *ranks = json_array();
-    kvp_fleet_each_rank(control->config.fleet, view->instance, add_rank, ranks);
-    (void)json_object_set_new(json, "rank_states", ranks);
+    (void)json_object_set_new(json, "rank_states", kvp_ranks_json(control, view->instance));
     (void)json_object_set_new(json, "lineage", lineage_json(view));
     (void)json_object_set_new(
         json, "load",
@@ -212,7 +160,7 @@ bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
 }
 
 struct listing {
-    const struct kvp_control *control;
+    struct kvp_control *control;
     json_t *list;
 };
 

@@ -9,7 +9,23 @@
 #include <string.h>
 #include <strings.h>
 
-enum kind { LEVEL, MODE, BOOL, TEXT, TAGS, NAME, ID, KEY, COUNT, NUMBER, SECONDS, PIN, PATTERN };
+enum kind {
+    LEVEL,
+    MODE,
+    BOOL,
+    TEXT,
+    TAGS,
+    NAME,
+    ID,
+    KEY,
+    COUNT,
+    NUMBER,
+    SECONDS,
+    PIN,
+    PATTERN,
+    LIMIT,
+    CURSOR
+};
 
 static const struct {
     const char *name;
@@ -260,6 +276,28 @@ static const char *read_pin(enum kvs_pin *pin, const char *text)
     return "must be none, soft or hard";
 }
 
+static const char *read_limit(uint32_t *limit, const char *text)
+{
+    uint32_t number;
+    if (read_count(&number, text) != NULL || number == 0 || number > KVP_LIMIT_MAX) {
+        return "must be a whole number from 1 to 1000";
+    }
+    *limit = number;
+    return NULL;
+}
+
+static const char *read_cursor(char *out, const char *text)
+{
+    static const char safe[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/:";
+    size_t len = strlen(text);
+    if (len == 0 || len >= KVP_CURSOR_MAX || text[strspn(text, safe)] != '\0') {
+        return "must be what this list gave as next";
+    }
+    strcpy(out, text);
+    return NULL;
+}
+
 /* One value as text; a message if it does not fit. */
 static const char *read_value(struct kvp_params *params, enum kvp_param which, const char *text)
 {
@@ -305,6 +343,12 @@ static const char *read_value(struct kvp_params *params, enum kvp_param which, c
         break;
     case PATTERN:
         wrong = read_pattern(params, text);
+        break;
+    case LIMIT:
+        wrong = read_limit(field, text);
+        break;
+    case CURSOR:
+        wrong = read_cursor(field, text);
         break;
     }
     if (wrong == NULL) {
@@ -428,7 +472,7 @@ static const char *scalar_text(const json_t *value, enum kind kind, char number[
     }
     if (json_is_integer(value) &&
         (kind == LEVEL || kind == BOOL || kind == TEXT || kind == COUNT || kind == NUMBER ||
-         kind == SECONDS)) { /* versions are often numbers */
+         kind == SECONDS || kind == LIMIT)) { /* versions are often numbers */
         snprintf(number, 24, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         return number;
     }
@@ -448,6 +492,7 @@ static const char *wrong_type(enum kind kind)
         return "must be abort, wait or keep";
     case COUNT:
     case NUMBER:
+    case LIMIT:
         return "must be a whole number";
     case SECONDS:
         return "must be a number of seconds";
@@ -457,6 +502,7 @@ static const char *wrong_type(enum kind kind)
     case KEY:
     case PIN:
     case PATTERN:
+    case CURSOR:
         return "must be a string";
     }
     KVB_UNREACHABLE("kind");

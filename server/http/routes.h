@@ -110,7 +110,9 @@ const char *kvp_route_allow(const struct kvp_route_table *table, const struct kv
     X(pin, PIN)         /* none, soft, hard */                                                     \
     X(pattern, PATTERN) /* of keys: their bytes as hex digits, * any bytes, ? any one */           \
     X(shard, COUNT)                                                                                \
-    X(after, NUMBER)
+    X(after, NUMBER)                                                                               \
+    X(limit, LIMIT)   /* of a page: 1 to 1000 */                                                   \
+    X(cursor, CURSOR) /* what the page before gave as `next` */
 
 enum kvp_param {
 #define X(name, kind) KVP_PARAM_##name,
@@ -121,6 +123,9 @@ enum kvp_param {
 
 #define KVP_TAKES_INSTANCE (1u << KVP_PARAM_COUNT) /* ?instance=NAME, from the query only */
 #define KVP_EVERY_INSTANCE "*"                     /* as NAME: of operations alone */
+
+#define KVP_LIMIT_MAX  1000u
+#define KVP_CURSOR_MAX 256
 
 struct kvp_params {
     uint32_t given; /* bit 1 << KVP_PARAM_x: present and not null */
@@ -154,6 +159,8 @@ struct kvp_params {
     } pattern; /* as kvs_share_sweep() takes it */
     uint32_t shard;
     uint64_t after;
+    uint32_t limit;
+    char cursor[KVP_CURSOR_MAX];
 };
 
 static inline bool kvp_given(const struct kvp_params *params, enum kvp_param which)

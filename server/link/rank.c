@@ -54,6 +54,16 @@ static uint32_t op_registered(void *impl, const char *tag, uint64_t *bytes_p)
     return kvp_regions_registered(impl, tag, bytes_p);
 }
 
+static void op_each_region(void *impl, kvp_region_fn each, void *arg)
+{
+    kvp_regions_each(impl, each, arg);
+}
+
+static void op_queues(void *impl, struct kvp_queue_view views[KVP_QUEUE_KINDS])
+{
+    kvp_tasks_queues(impl, views);
+}
+
 static bool op_device(void *impl, struct kvt_device_info *info_p)
 {
     return kvp_rank_device_info(impl, info_p);
@@ -80,6 +90,8 @@ const struct kvp_rank_ops kvp_link_rank_ops = {
     .unregister = op_unregister,
     .register_ = op_register,
     .registered = op_registered,
+    .each_region = op_each_region,
+    .queues = op_queues,
     .device = op_device,
     .cause = op_cause,
     .disconnect = op_disconnect,

@@ -20,7 +20,12 @@
  */
 struct kvp_session;
 
-enum kvp_task_kind { KVP_TASK_LOOKUP, KVP_TASK_PUT, KVP_TASK_GET, KVP_TASK_KINDS };
+enum kvp_task_kind {
+#define X(name, text) KVP_TASK_##name = KVP_QUEUE_##name,
+    KVP_QUEUES(X)
+#undef X
+        KVP_TASK_KINDS
+};
 
 struct kvp_task_queue {
     struct kvb_list queued;
@@ -141,6 +146,8 @@ void kvp_regions_register(struct kvp_link_rank *rank, const char (*tags)[KVB_NAM
                           uint32_t ntags, kvp_rank_done_fn done, void *arg);
 uint32_t kvp_regions_registered(const struct kvp_link_rank *rank, const char *tag,
                                 uint64_t *bytes_p);
+/* What the rank's op of that name promises. */
+void kvp_regions_each(const struct kvp_link_rank *rank, kvp_region_fn each, void *arg);
 /* The device's process is gone, and with it what it had: that is not registered any more, and the
  * instance hears of it. */
 void kvp_regions_lost(struct kvp_link_rank *rank);
@@ -168,6 +175,7 @@ void kvp_tasks_drain(struct kvp_link_rank *rank, bool abort, uint64_t deadline_n
                      kvp_rank_done_fn done, void *arg);
 void kvp_tasks_drain_stop(struct kvp_link_rank *rank);
 struct kvp_drain_progress kvp_tasks_progress(const struct kvp_link_rank *rank);
+void kvp_tasks_queues(const struct kvp_link_rank *rank, struct kvp_queue_view *views);
 void kvp_tasks_stay_changed(struct kvp_link_rank *rank);
 void kvp_tasks_stop(struct kvp_link_rank *rank); /* all of them, with DISCONNECTED */
 bool kvp_tasks_none(const struct kvp_link_rank *rank);

@@ -33,6 +33,8 @@ struct kvp_slot {
     char tag[KVB_NAME_MAX];
     bool host_resident;
     uint64_t generation;
+    enum kvt_memory_kind kind; /* and length: of what was its own last */
+    uint64_t len;
     struct kvp_region *now; /* NULL: unregistered, or never registered */
 };
 
@@ -410,6 +412,8 @@ static bool adopt(struct kvp_region *region, uint64_t seq)
     slot->now = region;
     slot->generation = desc->generation;
     slot->host_resident = desc->host_resident;
+    slot->kind = desc->kind;
+    slot->len = desc->len;
     show(region->rank);
     if (old == NULL) {
         return false;
@@ -851,6 +855,47 @@ uint32_t kvp_regions_registered(const struct kvp_link_rank *rank, const char *ta
         *bytes_p = bytes;
     }
     return n;
+}
+
+static void tell_region(const struct kvp_region *region, kvp_region_fn each, void *arg)
+{
+    const struct kvt_region_desc *desc = kvt_region_desc(region->memory);
+    each(arg, &(struct kvp_region_view){
+                  .number = region->slot->number,
+                  .tag = region->slot->tag,
+                  .kind = kvt_memory_kind_text(desc->kind),
+                  .state = kvt_region_state_text(kvt_region_state(region->memory)),
+                  .current = !region->dropped,
+                  .kept_across_sleep = desc->host_resident,
+                  .generation = desc->generation,
+                  .bytes = desc->len,
+                  .pinned_bytes = kvt_region_pinned(region->memory),
+                  .transfers = kvt_region_refs(region->memory),
+              });
+}
+
+void kvp_regions_each(const struct kvp_link_rank *rank, kvp_region_fn each, void *arg)
+{
+    kvb_list_each(&rank->slots, link)
+    {
+        const struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
+        if (slot->now == NULL && slot->generation > 0) {
+            each(arg, &(struct kvp_region_view){
+                          .number = slot->number,
+                          .tag = slot->tag,
+                          .kind = kvt_memory_kind_text(slot->kind),
+                          .state = kvt_region_state_text(KVT_REGION_UNREGISTERED),
+                          .current = true,
+                          .kept_across_sleep = slot->host_resident,
+                          .generation = slot->generation,
+                          .bytes = slot->len,
+                      });
+        }
+    }
+    kvb_list_each(&rank->regions, link)
+    {
+        tell_region(kvb_container_of(link, struct kvp_region, link), each, arg);
+    }
 }
 
 /* ---- life ---- */

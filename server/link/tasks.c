@@ -56,8 +56,6 @@ struct kvp_task {
     uint32_t nuses;
 };
 
-static const char *const queue_labels[KVP_TASK_KINDS] = {"lookup", "put", "get"};
-
 static struct kvb_metrics *metrics_of(const struct kvp_link_rank *rank)
 {
     return rank->owner->config.metrics;
@@ -73,7 +71,7 @@ static void count_tasks(struct kvp_link_rank *rank, enum kvp_task_kind kind, int
     owner->tasks_queued[kind] += (uint32_t)queued;
     owner->tasks_running[kind] += (uint32_t)running;
     if (metrics_of(rank) != NULL) {
-        const char *values[] = {queue_labels[kind]};
+        const char *values[] = {kvp_queue_text((enum kvp_queue)kind)};
         kvb_series_set(kvb_series(metrics_of(rank), KVP_M_TASKS_QUEUED, values),
                        owner->tasks_queued[kind]);
         kvb_series_set(kvb_series(metrics_of(rank), KVP_M_TASKS_RUNNING, values),
@@ -698,20 +696,39 @@ void kvp_tasks_drain_stop(struct kvp_link_rank *rank)
     }
 }
 
+static struct kvp_queue_view queue_view(const struct kvp_link_rank *rank, enum kvp_task_kind kind)
+{
+    const struct kvp_task_queue *queue = &rank->queues[kind];
+    const struct kvb_list *lists[] = {&queue->queued, &queue->running};
+    uint64_t now_ns = kvb_now_ns(rank->sched->clock);
+    struct kvp_queue_view view = {.queued = queue->nqueued, .running = queue->nrunning};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        kvb_list_each(lists[i], link)
+        {
+            const struct kvp_task *task = kvb_container_of(link, struct kvp_task, link);
+            uint64_t age_ns = now_ns - task->since_ns;
+            view.bytes += task->bytes;
+            view.oldest_age_ns = age_ns > view.oldest_age_ns ? age_ns : view.oldest_age_ns;
+        }
+    }
+    return view;
+}
+
+void kvp_tasks_queues(const struct kvp_link_rank *rank, struct kvp_queue_view *views)
+{
+    for (int kind = 0; kind < KVP_TASK_KINDS; kind++) {
+        views[kind] = queue_view(rank, (enum kvp_task_kind)kind);
+    }
+}
+
 struct kvp_drain_progress kvp_tasks_progress(const struct kvp_link_rank *rank)
 {
     struct kvp_drain_progress progress = {0};
     for (int kind = KVP_TASK_PUT; kind <= KVP_TASK_GET; kind++) {
-        const struct kvp_task_queue *queue = &rank->queues[kind];
-        progress.queued += queue->nqueued;
-        progress.running += queue->nrunning;
-        const struct kvb_list *lists[] = {&queue->queued, &queue->running};
-        for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-            kvb_list_each(lists[i], link)
-            {
-                progress.bytes_left += kvb_container_of(link, struct kvp_task, link)->bytes;
-            }
-        }
+        struct kvp_queue_view view = queue_view(rank, (enum kvp_task_kind)kind);
+        progress.queued += view.queued;
+        progress.running += view.running;
+        progress.bytes_left += view.bytes;
     }
     return progress;
 }

@@ -636,8 +636,8 @@ uint64_t fleet_due(struct gpu_fleet *fleet, const struct gpu_instance *const *in
         json_t *view = fleet_view(fleet, instances[i]);
         for (uint32_t r = 0; r < instances[i]->n; r++) {
             const struct gpu_rank *rank = &instances[i]->ranks[r];
-            const json_t *regions = json_object_get(view_rank(view, r), "regions");
-            bool registered = json_integer_value(json_object_get(regions, "registered")) > 0;
+            const json_t *count = json_object_get(view_rank(view, r), "registered_regions");
+            bool registered = json_integer_value(count) > 0;
             if (rank->pid == 0 || instances[i]->kind == KVPLANE_MEMORY_HOST) {
                 continue;
             }

@@ -49,8 +49,9 @@ static struct before look(void)
 
 static int64_t registered(const json_t *of)
 {
-    const json_t *regions = json_object_get(of, "regions");
-    return json_integer_value(json_object_get(regions, "registered"));
+    const json_t *of_rank = json_object_get(of, "registered_regions");
+    const json_t *of_all = json_object_get(json_object_get(of, "regions"), "registered");
+    return json_integer_value(of_rank != NULL ? of_rank : of_all);
 }
 
 static void check_memory(const char *what)

@@ -186,8 +186,7 @@ Test(gpu_operators, a_context_lost_in_a_put_costs_that_put_and_is_shown, .timeou
 static int64_t regions_of(uint32_t rank)
 {
     json_t *view = fleet_view(&fleet, &sick);
-    const json_t *regions = json_object_get(view_rank(view, rank), "regions");
-    int64_t n = json_integer_value(json_object_get(regions, "registered"));
+    int64_t n = json_integer_value(json_object_get(view_rank(view, rank), "registered_regions"));
     json_decref(view);
     return n;
 }

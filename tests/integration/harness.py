@@ -174,6 +174,17 @@ class Daemon(Server):
                           "--store-bytes", store_bytes, *args], directory, name, env=env)
         self.await_ready()
 
+    def every(self, path, name):
+        """All rows of a list, a page at a time."""
+        rows, cursor = [], ""
+        while cursor is not None:
+            code, page = self.get(path + cursor)
+            assert code == 200, page
+            rows += page[name]
+            mark = "&" if "?" in path else "?"
+            cursor = page["next"] and f"{mark}cursor={page['next']}"
+        return rows
+
     def instance(self, name):
         code, answer = self.get(f"/v1/kvplane/instances/{name}")
         return answer.get("instance_view", answer) if code == 200 else None

@@ -130,6 +130,21 @@ class Ranks(harness.Case):
         self.assertGreater(got["hits"], 0)
         self.clean(a, b, alone, daemon)
 
+    def region_states(self, daemon, name):
+        """Of each rank, how many regions are in which state; of those that are gone nothing is
+        pinned, and the list over all ranks says the same."""
+        ranks = daemon.instance(name)["rank_states"]
+        listed = daemon.every(f"/v1/kvplane/regions?instance={name}&limit=3", "regions")
+        self.assertEqual(listed, [{"instance": name, "rank": rank["rank"], **region}
+                                  for rank in ranks
+                                  for region in sorted(rank["regions"], key=lambda r: r["id"])])
+        for region in listed:
+            if region["state"] == "unregistered":
+                self.assertEqual((region["pinned_bytes"], region["transfers"]), (0, 0), region)
+            self.assertGreater(region["bytes"], 0)
+        return [{state: sum(region["state"] == state for region in rank["regions"])
+                 for state in ("registered", "unregistered")} for rank in ranks]
+
     def test_stages_and_ranks_go_through_every_form_of_sleep_together(self):
         daemon = self.daemon()
         engine = self.engine(daemon, "a", "--tp=2", "--pp=2", "--store-tp=4", "--fingerprint")
@@ -138,6 +153,8 @@ class Ranks(harness.Case):
         self.named(daemon, "a")
         regions = daemon.instance("a")["regions"]
         self.assertEqual(regions["registered"], 8)
+        of_rank = {"registered": 2, "unregistered": 0}
+        self.assertEqual(self.region_states(daemon, "a"), [of_rank] * 4)
         for down, up, gone in (("/sleep?level=1", "/wake_up", "kve-a"),
                                ("/release_kv_cache_memory", "/wake_up?tags=kv_cache",
                                 "kve-a-kv_cache"),
@@ -145,8 +162,12 @@ class Ranks(harness.Case):
             judged(self, engine.run(0, 10))
             daemon.ok(down)
             self.assertEqual(self.memfds(daemon, pids, gone), set(), down)
+            held = int(gone == "kve-a-kv_cache") # the weights stay
+            self.assertEqual(self.region_states(daemon, "a"),
+                             [{"registered": held, "unregistered": 2 - held}] * 4, down)
             daemon.ok(up)
             self.assertEqual(daemon.instance("a")["regions"], regions)
+            self.assertEqual(self.region_states(daemon, "a"), [of_rank] * 4)
             self.named(daemon, "a")
             judged(self, engine.run(0, 10, use_cache=False))
             self.assertGreater(judged(self, engine.run(0, 10, use_cache=False))["hits"], 0)

@@ -160,12 +160,36 @@ void kvp_fleet_each_rank(struct kvp_fleet *fleet, const char *instance,
                                  .ntags = 1,
                                  .regions = 2,
                                  .region_bytes = 4096,
-                                 .device = &info};
+                                 .device = &info,
+                                 .queues = {[KVP_QUEUE_PUT] = {1, 2, 3000000, 4}}};
     strcpy(view.tags[0].tag, "kv_cache");
     (void)fleet;
     (void)instance;
     each(arg, &view);
     each(arg, &(struct kvp_rank_view){.rank = 1});
+}
+
+/* Of rank 0: one that is registered, what it replaced, and one that is not. */
+void kvp_rank_each_region(const struct kvp_rank_view *view, kvp_region_fn each, void *arg)
+{
+    static const struct kvp_region_view views[] = {
+        {1, "weights", "cuda", "unregistered", true, false, 3, 1 << 20, 0, 0},
+        {0, "kv_cache", "host", "registered", true, true, 7, 4096, 4096, 2},
+        {0, "kv_cache", "host", "draining", false, false, 6, 4096, 4096, 1},
+    };
+    for (size_t i = 0; view->attached && i < sizeof views / sizeof views[0]; i++) {
+        each(arg, &views[i]);
+    }
+}
+
+const char *kvp_queue_text(enum kvp_queue queue)
+{
+    static const char *const texts[] = {
+#define X(name, text) [KVP_QUEUE_##name] = (text),
+        KVP_QUEUES(X)
+#undef X
+    };
+    return texts[queue];
 }
 
 uint32_t kvp_fleet_count(const struct kvp_fleet *fleet)

@@ -524,6 +524,27 @@ static uint32_t fake_registered(void *impl, const char *tag, uint64_t *bytes_p)
     return found != NULL && found->registered;
 }
 
+static void fake_each_region(void *impl, kvp_region_fn each, void *arg)
+{
+    const struct fake_rank *rank = impl;
+    for (uint32_t i = 0; i < rank->engine->ntags; i++) {
+        each(arg, &(struct kvp_region_view){.number = i,
+                                            .tag = rank->tags[i].tag,
+                                            .kind = "host",
+                                            .state = rank->tags[i].registered ? "registered"
+                                                                              : "unregistered",
+                                            .current = true,
+                                            .generation = rank->tags[i].generation});
+    }
+}
+
+static void fake_queues(void *impl, struct kvp_queue_view views[KVP_QUEUE_KINDS])
+{
+    const struct fake_rank *rank = impl;
+    memset(views, 0, KVP_QUEUE_KINDS * sizeof views[0]);
+    views[KVP_QUEUE_GET].running = rank->transfers;
+}
+
 static bool fake_device(void *impl, struct kvt_device_info *info_p)
 {
     const struct fake_rank *rank = impl;
@@ -554,6 +575,8 @@ static const struct kvp_rank_ops fake_ops = {
     .unregister = fake_unregister,
     .register_ = fake_register,
     .registered = fake_registered,
+    .each_region = fake_each_region,
+    .queues = fake_queues,
     .device = fake_device,
     .cause = fake_cause,
     .disconnect = fake_disconnect,

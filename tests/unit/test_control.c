@@ -1186,7 +1186,20 @@ Test(control, an_instance_is_shown_whole)
         "\"not_ready\":\"asleep\",\"weight_version\":\"default\",\"regions\":{\"registered\":2,"
         "\"bytes\":4096},\"rank_states\":[{\"rank\":0,\"attached\":true,\"worker\":true,"
         "\"scheduler\":true,\"answers\":true,\"tags\":{\"kv_cache\":\"resident\"},"
-        "\"regions\":{\"registered\":2,\"bytes\":4096},\"helper\":{\"running\":true,\"starts\":3,"
+        "\"registered_regions\":2,\"registered_bytes\":4096,\"regions\":["
+        "{\"id\":1,\"tag\":\"weights\",\"kind\":\"cuda\",\"state\":\"unregistered\","
+        "\"current\":true,\"generation\":3,\"bytes\":1048576,\"pinned_bytes\":0,"
+        "\"kept_across_sleep\":false,\"transfers\":0},"
+        "{\"id\":0,\"tag\":\"kv_cache\",\"kind\":\"host\",\"state\":\"registered\","
+        "\"current\":true,\"generation\":7,\"bytes\":4096,\"pinned_bytes\":4096,"
+        "\"kept_across_sleep\":true,\"transfers\":2},"
+        "{\"id\":0,\"tag\":\"kv_cache\",\"kind\":\"host\",\"state\":\"draining\","
+        "\"current\":false,\"generation\":6,\"bytes\":4096,\"pinned_bytes\":4096,"
+        "\"kept_across_sleep\":false,\"transfers\":1}],\"queues\":{"
+        "\"lookup\":{\"queued\":0,\"running\":0,\"oldest_age_ms\":0.0,\"bytes\":0},"
+        "\"put\":{\"queued\":1,\"running\":2,\"oldest_age_ms\":3.0,\"bytes\":4},"
+        "\"get\":{\"queued\":0,\"running\":0,\"oldest_age_ms\":0.0,\"bytes\":0}},"
+        "\"helper\":{\"running\":true,\"starts\":3,"
         "\"kills\":2,\"failures\":4,\"held\":{\"regions\":1,\"descriptors\":0,\"handles\":0,"
         "\"addresses\":0,\"mappings\":1,\"contexts\":0,\"dma_bufs\":0,\"registrations\":1},"
         "\"pid\":4711,\"last_cause\":\"mem_map: CUDA_ERROR_OUT_OF_MEMORY\","
@@ -1206,6 +1219,84 @@ Test(control, an_instance_is_shown_whole)
     strcpy(asked.request.path_arg, "a/b");
     go(&asked);
     expect_error(&asked, 404, "path.name");
+}
+
+/* "instance/id/generation" of each row of a page, or "instance/queue", in one text; and the cursor.
+ */
+static const char *page_of(enum kvp_route_id route, const char *query, char next[KVP_CURSOR_MAX])
+{
+    static char rows[1024];
+    const json_t *row;
+    struct asked asked;
+    size_t i;
+
+    prepare(&asked, route, query, NULL);
+    go(&asked);
+    cr_assert_eq(asked.http_status, 200, "%s", query);
+    const json_t *list = json_object_get(asked.body, "regions");
+    list = list != NULL ? list : json_object_get(asked.body, "queues");
+    rows[0] = '\0';
+    json_array_foreach(list, i, row)
+    {
+        const char *queue = json_string_value(json_object_get(row, "queue"));
+        size_t used = strlen(rows);
+        snprintf(rows + used, sizeof rows - used, "%s%s/%s%.0lld", i > 0 ? " " : "",
+                 json_string_value(json_object_get(row, "instance")), queue != NULL ? queue : "",
+                 json_integer_value(json_object_get(row, "generation")));
+    }
+    const json_t *cursor = json_object_get(asked.body, "next");
+    cr_assert_not_null(cursor, "next is there, or null");
+    snprintf(next, KVP_CURSOR_MAX, "%s", json_is_null(cursor) ? "" : json_string_value(cursor));
+    json_decref(asked.body);
+    return rows;
+}
+
+Test(control, regions_and_queues_are_listed_in_order_by_pages)
+{
+    char query[KVP_CURSOR_MAX + 64];
+    char next[KVP_CURSOR_MAX];
+
+    fake_fleet_add(&fleet, "a");
+    cr_expect_str_eq(page_of(KVP_ROUTE_list_regions, NULL, next),
+                     "a/7 a/6 a/3 engine-0/7 engine-0/6 engine-0/3");
+    cr_expect_str_eq(next, "");
+    cr_expect_str_eq(page_of(KVP_ROUTE_list_regions, "instance=a", next), "a/7 a/6 a/3");
+    cr_expect_str_eq(page_of(KVP_ROUTE_list_queues, "instance=a", next), "a/get a/lookup a/put");
+    /* of every length, to the end */
+    for (unsigned limit = 1; limit <= 6; limit++) {
+        char all[1024] = "";
+        unsigned pages = 0;
+        snprintf(query, sizeof query, "limit=%u", limit);
+        do {
+            size_t used = strlen(all);
+            snprintf(all + used, sizeof all - used, "%s%s", pages > 0 ? " " : "",
+                     page_of(KVP_ROUTE_list_regions, query, next));
+            snprintf(query, sizeof query, "limit=%u&cursor=%s", limit, next);
+            pages++;
+        } while (next[0] != '\0');
+        cr_expect_str_eq(all, "a/7 a/6 a/3 engine-0/7 engine-0/6 engine-0/3", "%u", limit);
+        cr_expect_eq(pages, (6 + limit - 1) / limit, "no empty page at the end");
+    }
+    /* The row that a cursor names is gone: on with the next one. */
+    cr_expect_str_eq(page_of(KVP_ROUTE_list_regions, "cursor=regions:b/0000", next),
+                     "engine-0/7 engine-0/6 engine-0/3");
+    cr_expect_str_eq(page_of(KVP_ROUTE_list_regions, "cursor=regions:z", next), "");
+}
+
+Test(control, a_cursor_that_the_list_did_not_give_is_400)
+{
+    static const char *const bad[] = {"cursor=queues:engine-0", "cursor=regions",
+                                      "cursor=regions:", "cursor=region:a"};
+    struct asked asked;
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        prepare(&asked, KVP_ROUTE_list_regions, bad[i], NULL);
+        go(&asked);
+        expect_error(&asked, 400, "query.cursor");
+    }
+    prepare(&asked, KVP_ROUTE_list_regions, "instance=x", NULL);
+    go(&asked);
+    expect_error(&asked, 404, "query.instance");
 }
 
 Test(control, operations_are_shown_newest_first_and_one_by_one)

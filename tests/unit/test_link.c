@@ -1392,6 +1392,17 @@ Test(link, drained_means_nothing_queued_and_nothing_running)
     cr_assert_eq(progress.running, 4);
     cr_assert_eq(progress.bytes_left, 6 * 64);
     struct answer answer = {0};
+    sim.now_ns += 5;
+    struct kvp_queue_view queues[KVP_QUEUE_KINDS];
+    rank->ops->queues(rank->impl, queues);
+    for (int i = KVP_QUEUE_PUT; i <= KVP_QUEUE_GET; i++) {
+        cr_expect_eq(queues[i].queued, 1);
+        cr_expect_eq(queues[i].running, 2);
+        cr_expect_eq(queues[i].bytes, 3 * 64);
+        cr_expect_eq(queues[i].oldest_age_ns, 5);
+    }
+    cr_expect_eq(queues[KVP_QUEUE_LOOKUP].queued + queues[KVP_QUEUE_LOOKUP].running, 0);
+    cr_expect_eq(queues[KVP_QUEUE_LOOKUP].oldest_age_ns, 0);
     open_calls++;
     rank->ops->drain(rank->impl, false, sim_in_ms(&sim, 1000), on_done, &answer);
     for (int i = 0; i < 6; i++) {
@@ -1553,6 +1564,26 @@ static void ignore_done(struct kvt_transfer *transfer, kvb_status_t status)
     (void)status;
 }
 
+static void add_text(void *arg, const struct kvp_region_view *view)
+{
+    char *text = arg;
+    size_t used = strlen(text);
+    (void)snprintf(text + used, 512 - used, "%s%u %s %s %llu%s%s, %llu bytes, %u transfers",
+                   used > 0 ? "; " : "", view->number, view->kind, view->state,
+                   (unsigned long long)view->generation, view->current ? "" : " old",
+                   view->kept_across_sleep ? " kept" : "", (unsigned long long)view->bytes,
+                   view->transfers);
+}
+
+/* The regions of a rank as they are told. */
+static const char *told_regions(struct kvp_rank *rank)
+{
+    static char text[512];
+    text[0] = '\0';
+    rank->ops->each_region(rank->impl, add_text, text);
+    return text;
+}
+
 Test(link, unregistered_means_that_nothing_of_ours_holds_the_memory)
 {
     struct engine engine = engine_with_regions();
@@ -1565,6 +1596,9 @@ Test(link, unregistered_means_that_nothing_of_ours_holds_the_memory)
     cr_assert_eq(unregister(rank, 1000).status, KVB_OK);
     cr_assert_eq(rank->ops->registered(rank->impl, "kv_cache", NULL), 1,
                  "the host-resident one stays");
+    cr_expect_str_eq(told_regions(rank), "1 host unregistered 1, 8192 bytes, 0 transfers; "
+                                         "2 host unregistered 1, 8192 bytes, 0 transfers; "
+                                         "3 host registered 1 kept, 4096 bytes, 0 transfers");
     cr_assert_eq(test_count_maps("memfd:link-one"), maps - 1);
     test_memory_cleanup(&memory1); /* the test's own hold of it */
     cr_assert_not(test_memfd_held("link-one"), "no mapping, no descriptor");
@@ -1945,6 +1979,9 @@ Test(link, unregistered_includes_what_was_replaced_and_is_still_in_use)
     cr_assert_eq(kvt_transfer_start(&transport->base, &transfer), KVB_OK);
     send_region(&engine, 1, 2, &memory1, "kv_cache", 0); /* the same memory anew */
     turn();
+    cr_expect_str_eq(told_regions(rank), "1 host draining 1 old, 8192 bytes, 1 transfers; "
+                                         "2 host registered 1, 8192 bytes, 0 transfers; "
+                                         "1 host registered 2, 8192 bytes, 0 transfers");
 
     cr_assert_eq(unregister(rank, 1000).status, KVB_ERR_TIMEOUT, "it holds the same memory");
     fake_end(&transfer, KVB_ERR_CANCELED);

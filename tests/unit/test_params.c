@@ -38,6 +38,29 @@ static kvb_status_t read_both(enum kvp_route_id route, const char *query, const 
         cr_expect(strlen(wrong.message) > strlen(wrong.param));                                    \
     } while (0)
 
+Test(params, a_page_has_1_to_1000_rows_and_a_cursor_is_plain_text)
+{
+    char longest[KVP_CURSOR_MAX + 16] = "cursor=";
+
+    EXPECT_OK(list_regions, "limit=1000&cursor=regions:a-1/0._", NULL);
+    cr_expect_eq(params.limit, 1000);
+    cr_expect_str_eq(params.cursor, "regions:a-1/0._");
+    EXPECT_OK(list_regions, "limit=1", NULL);
+    cr_expect_eq(params.limit, 1);
+    EXPECT_BAD(list_regions, "limit=0", NULL, "query.limit");
+    EXPECT_BAD(list_regions, "limit=1001", NULL, "query.limit");
+    EXPECT_BAD(list_regions, "limit=4294967297", NULL, "query.limit");
+    EXPECT_BAD(list_regions, "limit=-1", NULL, "query.limit");
+    EXPECT_BAD(list_regions, "limit=", NULL, "query.limit");
+    EXPECT_BAD(list_regions, "cursor=", NULL, "query.cursor");
+    EXPECT_BAD(list_regions, "cursor=a%20b", NULL, "query.cursor");
+    EXPECT_BAD(list_regions, "cursor=%22", NULL, "query.cursor");
+    memset(longest + 7, 'a', KVP_CURSOR_MAX - 1);
+    EXPECT_OK(list_regions, longest, NULL);
+    longest[7 + KVP_CURSOR_MAX - 1] = 'a';
+    EXPECT_BAD(list_regions, longest, NULL, "query.cursor");
+}
+
 Test(params, a_pattern_takes_bytes_as_they_are_and_only_bare_stars_as_wild)
 {
     struct kvp_params got;

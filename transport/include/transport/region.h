@@ -36,7 +36,14 @@ enum kvt_region_state {
 };
 const char *kvt_region_state_text(enum kvt_region_state state);
 
-enum kvt_memory_kind { KVT_MEMORY_HOST, KVT_MEMORY_CUDA, KVT_MEMORY_KINDS };
+#define KVT_MEMORY_KINDS_LIST(X) X(HOST, "host") X(CUDA, "cuda")
+enum kvt_memory_kind {
+#define X(name, text) KVT_MEMORY_##name,
+    KVT_MEMORY_KINDS_LIST(X)
+#undef X
+        KVT_MEMORY_KINDS
+};
+const char *kvt_memory_kind_text(enum kvt_memory_kind kind);
 
 /* What a kind of memory that this process maps itself can do for us. Memory of a device is reached
  * by another process (transport/device.h), and has none of this. */
