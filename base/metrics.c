@@ -15,8 +15,11 @@
 /*
  * The series of a family form a list that only grows, so readers walk it without the lock: a link
  * is stored with release once the series behind it is complete, and loaded with acquire. The lock
- * is for appending alone. Values are relaxed atomics: a scrape is no snapshot across series, but a
- * histogram's count is always the sum of the buckets written with it.
+ * is for appending, dropping and showing again. Values are relaxed atomics: a scrape is no snapshot
+ * across series, but a histogram's count is always the sum of the buckets written with it.
+ *
+ * A series that is dropped stays in the list, hidden, until it is asked for again: whoever has it
+ * in hand just then may write into it.
  */
 
 /* From a memcpy of a small block to a long pause. */
@@ -27,9 +30,11 @@ const size_t kvb_buckets_seconds_len = sizeof kvb_buckets_seconds / sizeof kvb_b
 #define COLLECTORS_MAX 16
 
 struct kvb_series {
-    const struct kvb_metric *metric;                      /* immutable */
-    char values[KVB_LABELS_MAX][KVB_LABEL_VALUE_MAX + 1]; /* immutable */
+    const struct kvb_metric *metric; /* immutable */
+    uint64_t hash;                   /* immutable, of labels */
+    const char *labels; /* immutable, behind the buckets: {a="b",c="d" as it is shown; "": none */
     _Atomic(struct kvb_series *) next;
+    atomic_bool hidden;          /* dropped */
     _Atomic(uint64_t) count;     /* counter: added so far */
     _Atomic(double) value;       /* gauge or mirrored counter; histogram: sum */
     _Atomic(uint64_t) buckets[]; /* histogram: one per bound and one above; not cumulative */
@@ -39,7 +44,9 @@ struct family {
     _Atomic(struct kvb_series *) first;
     struct kvb_series *other; /* immutable: takes what is over KVB_SERIES_MAX */
     atomic_bool other_used;
-    uint32_t len; /* guarded by lock; without `other` */
+    /* guarded by lock */
+    uint32_t shown; /* of the list; without `other` */
+    uint32_t len;   /* of the list */
 };
 
 struct kvb_metrics {
@@ -53,6 +60,38 @@ struct kvb_metrics {
     } collectors[COLLECTORS_MAX];
     struct family families[];
 };
+
+/* A text that grows; failed: there was no memory for all of it. */
+struct text {
+    char *at;
+    size_t len;
+    size_t cap;
+    bool failed;
+};
+
+static void put(struct text *text, const char *bytes, size_t n)
+{
+    if (n > text->cap - text->len) {
+        size_t cap = text->cap < 4096 ? 4096 : text->cap;
+        while (n > cap - text->len) {
+            cap *= 2;
+        }
+        char *at = text->failed ? NULL : realloc(text->at, cap);
+        if (at == NULL) {
+            text->failed = true;
+            return;
+        }
+        text->at = at;
+        text->cap = cap;
+    }
+    memcpy(text->at + text->len, bytes, n);
+    text->len += n;
+}
+
+static void put_text(struct text *text, const char *bytes)
+{
+    put(text, bytes, strlen(bytes));
+}
 
 static size_t label_count(const struct kvb_metric *metric)
 {
@@ -74,26 +113,87 @@ static const double *bucket_bounds(const struct kvb_metric *metric)
     return metric->buckets == NULL ? kvb_buckets_seconds : metric->buckets;
 }
 
-static struct kvb_series *series_create(const struct kvb_metric *metric,
-                                        char values[][KVB_LABEL_VALUE_MAX + 1])
+/* Every label value with its escapes: quote, backslash and newline. */
+#define LABELS_TEXT_MAX (KVB_LABELS_MAX * (2 * KVB_LABEL_VALUE_MAX + 64) + 2)
+
+/* At most KVB_LABEL_VALUE_MAX bytes of well-formed UTF-8, escaped; a byte that is none becomes '?'.
+ */
+static size_t render_value(char *out, const char *value)
+{
+    size_t len = value == NULL ? 0 : strlen(value);
+    size_t taken = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < len;) {
+        size_t n = kvb_utf8_sequence(value + i, len - i);
+        size_t take = n == 0 ? 1 : n;
+        if (taken + take > KVB_LABEL_VALUE_MAX) {
+            break;
+        }
+        char c = n == 0 ? '?' : value[i];
+        if (c == '"' || c == '\\' || c == '\n') {
+            out[at++] = '\\';
+            c = c == '\n' ? 'n' : c;
+        }
+        out[at++] = c;
+        for (size_t k = 1; k < take; k++) {
+            out[at++] = value[i + k];
+        }
+        taken += take;
+        i += take;
+    }
+    return at;
+}
+
+/* {a="b",c="d" of the first n labels. */
+static size_t render_labels(char out[LABELS_TEXT_MAX], const struct kvb_metric *metric,
+                            const char *const *values, size_t n)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t len = strlen(metric->labels[i]);
+        kvb_assert_slow(len < 48);
+        out[at++] = i == 0 ? '{' : ',';
+        memcpy(out + at, metric->labels[i], len);
+        at += len;
+        out[at++] = '=';
+        out[at++] = '"';
+        at += render_value(out + at, values[i]);
+        out[at++] = '"';
+    }
+    out[at] = '\0';
+    return at;
+}
+
+/* FNV-1a */
+static uint64_t hash_of(const char *bytes, size_t n)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) {
+        hash = (hash ^ (unsigned char)bytes[i]) * 0x100000001b3u;
+    }
+    return hash;
+}
+
+static struct kvb_series *series_create(const struct kvb_metric *metric, const char *labels,
+                                        size_t len)
 {
     size_t nbuckets = metric->type == KVB_HISTOGRAM ? bucket_count(metric) + 1 : 0;
-    struct kvb_series *series = calloc(1, sizeof *series + nbuckets * sizeof series->buckets[0]);
+    size_t size = sizeof(struct kvb_series) + nbuckets * sizeof(uint64_t);
+    struct kvb_series *series = calloc(1, size + len + 1);
     if (series != NULL) {
         series->metric = metric;
-        memcpy(series->values, values, sizeof series->values);
+        series->hash = hash_of(labels, len);
+        series->labels = memcpy((char *)series + size, labels, len + 1);
     }
     return series;
 }
 
 static bool family_init(struct family *family, const struct kvb_metric *metric)
 {
-    char values[KVB_LABELS_MAX][KVB_LABEL_VALUE_MAX + 1] = {0};
+    static const char *const others[KVB_LABELS_MAX] = {"other", "other", "other", "other"};
+    char text[LABELS_TEXT_MAX];
     size_t labels = label_count(metric);
-    for (size_t i = 0; i < labels; i++) {
-        strcpy(values[i], "other");
-    }
-    family->other = series_create(metric, values);
+    family->other = series_create(metric, text, render_labels(text, metric, others, labels));
     /* Without labels there is one series, and it is there from the start. */
     family->other_used = labels == 0;
     return family->other != NULL;
@@ -123,56 +223,68 @@ void kvb_metrics_destroy(struct kvb_metrics *metrics)
         return;
     }
     for (size_t i = 0; i < metrics->n; i++) {
-        struct kvb_series *series = metrics->families[i].first;
-        while (series != NULL) {
-            struct kvb_series *next = series->next;
+        struct family *family = &metrics->families[i];
+        for (struct kvb_series *series = family->first, *next; series != NULL; series = next) {
+            next = series->next;
             free(series);
-            series = next;
         }
-        free(metrics->families[i].other);
+        free(family->other);
     }
     kvb_mutex_cleanup(&metrics->lock);
     free(metrics);
 }
 
-/* At most KVB_LABEL_VALUE_MAX bytes of well-formed UTF-8; a byte that is none becomes '?'. */
-static void copy_value(char out[KVB_LABEL_VALUE_MAX + 1], const char *value)
-{
-    size_t len = value == NULL ? 0 : strlen(value);
-    size_t at = 0;
-    for (size_t i = 0; i < len;) {
-        size_t n = kvb_utf8_sequence(value + i, len - i);
-        size_t take = n == 0 ? 1 : n;
-        if (at + take > KVB_LABEL_VALUE_MAX) {
-            break;
-        }
-        memcpy(out + at, n == 0 ? "?" : value + i, take);
-        at += take;
-        i += take;
-    }
-    out[at] = '\0';
-}
-
-/* The series with these values from `*link_p` on, or NULL and *link_p the link that ends the list.
+/* The series with these labels from `*link_p` on, or NULL and *link_p the link that ends the list.
  */
-static struct kvb_series *find(_Atomic(struct kvb_series *) **link_p,
-                               char values[][KVB_LABEL_VALUE_MAX + 1], size_t labels)
+static struct kvb_series *find(_Atomic(struct kvb_series *) **link_p, const char *labels,
+                               uint64_t hash)
 {
     for (;;) {
-        /* Pairs with the store in kvb_series(). */
+        /* Pairs with the store in show_locked(). */
         struct kvb_series *series = atomic_load_explicit(*link_p, memory_order_acquire);
-        if (series == NULL) {
-            return NULL;
-        }
-        size_t same = 0;
-        while (same < labels && strcmp(series->values[same], values[same]) == 0) {
-            same++;
-        }
-        if (same == labels) {
+        if (series == NULL || (series->hash == hash && strcmp(series->labels, labels) == 0)) {
             return series;
         }
         *link_p = &series->next;
     }
+}
+
+static void clear(struct kvb_series *series)
+{
+    size_t n = series->metric->type == KVB_HISTOGRAM ? bucket_count(series->metric) + 1 : 0;
+    atomic_store_explicit(&series->count, 0, memory_order_relaxed);
+    atomic_store_explicit(&series->value, 0, memory_order_relaxed);
+    for (size_t i = 0; i < n; i++) {
+        atomic_store_explicit(&series->buckets[i], 0, memory_order_relaxed);
+    }
+}
+
+/* Made, or shown again. NULL: out of memory, or over a limit. */
+static struct kvb_series *show_locked(struct family *family, const struct kvb_metric *metric,
+                                      const char *labels, size_t len, uint64_t hash)
+{
+    _Atomic(struct kvb_series *) *link = &family->first;
+    struct kvb_series *series = find(&link, labels, hash);
+    if (series != NULL && !series->hidden) { /* by another thread, meanwhile */
+        return series;
+    }
+    if (family->shown == KVB_SERIES_MAX || (series == NULL && family->len == KVB_SERIES_EVER)) {
+        return NULL;
+    }
+    if (series != NULL) {
+        clear(series);
+        atomic_store_explicit(&series->hidden, false, memory_order_relaxed);
+        family->shown++;
+        return series;
+    }
+    series = series_create(metric, labels, len);
+    if (series != NULL) {
+        family->shown++;
+        family->len++;
+        /* Pairs with the load in find(). */
+        atomic_store_explicit(link, series, memory_order_release);
+    }
+    return series;
 }
 
 struct kvb_series *kvb_series(struct kvb_metrics *metrics, size_t index,
@@ -185,31 +297,42 @@ struct kvb_series *kvb_series(struct kvb_metrics *metrics, size_t index,
     if (labels == 0) {
         return family->other;
     }
-    char values[KVB_LABELS_MAX][KVB_LABEL_VALUE_MAX + 1] = {0};
-    for (size_t i = 0; i < labels; i++) {
-        copy_value(values[i], label_values[i]);
-    }
+    char text[LABELS_TEXT_MAX];
+    size_t len = render_labels(text, metric, label_values, labels);
+    uint64_t hash = hash_of(text, len);
     _Atomic(struct kvb_series *) *link = &family->first;
-    struct kvb_series *series = find(&link, values, labels);
-    if (series != NULL) {
+    struct kvb_series *series = find(&link, text, hash);
+    if (series != NULL && !atomic_load_explicit(&series->hidden, memory_order_relaxed)) {
         return series;
     }
     kvb_mutex_lock(&metrics->lock);
-    series = find(&link, values, labels); /* what was appended meanwhile */
-    if (series == NULL && family->len < KVB_SERIES_MAX) {
-        series = series_create(metric, values);
-        if (series != NULL) {
-            family->len++;
-            /* Pairs with the load in find(). */
-            atomic_store_explicit(link, series, memory_order_release);
-        }
-    }
+    series = show_locked(family, metric, text, len, hash);
     kvb_mutex_unlock(&metrics->lock);
     if (series == NULL) {
         atomic_store_explicit(&family->other_used, true, memory_order_relaxed);
         return family->other;
     }
     return series;
+}
+
+void kvb_series_drop(struct kvb_metrics *metrics, size_t index, const char *const *values, size_t n)
+{
+    kvb_assert(index < metrics->n);
+    const struct kvb_metric *metric = &metrics->table[index];
+    struct family *family = &metrics->families[index];
+    char text[LABELS_TEXT_MAX];
+    kvb_assert(n > 0 && n <= label_count(metric));
+    size_t len = render_labels(text, metric, values, n);
+    kvb_mutex_lock(&metrics->lock);
+    for (struct kvb_series *series = family->first; series != NULL; series = series->next) {
+        bool is = strncmp(series->labels, text, len) == 0 &&
+                  (series->labels[len] == ',' || series->labels[len] == '\0');
+        if (is && !series->hidden) {
+            atomic_store_explicit(&series->hidden, true, memory_order_relaxed);
+            family->shown--;
+        }
+    }
+    kvb_mutex_unlock(&metrics->lock);
 }
 
 struct kvb_series *kvb_series0(struct kvb_metrics *metrics, size_t family)
@@ -272,62 +395,64 @@ void kvb_metrics_on_collect(struct kvb_metrics *metrics, void (*collect)(void *c
 
 /* ---- exposition, https://prometheus.io/docs/instrumenting/exposition_formats/ ---- */
 
-/* Label values escape quote, backslash and newline; help texts only the latter two. */
-static void write_escaped(FILE *out, const char *text, bool label)
+/* Help texts escape backslash and newline. */
+static void write_help(struct text *out, const char *help)
 {
-    for (; *text != '\0'; text++) {
-        if (*text == '\n') {
-            fputs("\\n", out);
-        } else if (*text == '\\' || (label && *text == '"')) {
-            fprintf(out, "\\%c", *text);
+    for (; *help != '\0'; help++) {
+        if (*help == '\n' || *help == '\\') {
+            put_text(out, *help == '\n' ? "\\n" : "\\\\");
         } else {
-            fputc(*text, out);
+            put(out, help, 1);
         }
     }
 }
 
 /* The shortest of two forms that reads back as the same number. */
-static void write_number(FILE *out, double value)
+static void write_number(struct text *out, double value)
 {
     char text[32];
     if (isnan(value)) {
-        fputs("NaN", out);
+        put_text(out, "NaN");
         return;
     }
     if (isinf(value)) {
-        fputs(value > 0 ? "+Inf" : "-Inf", out);
+        put_text(out, value > 0 ? "+Inf" : "-Inf");
         return;
     }
-    snprintf(text, sizeof text, "%.15g", value);
-    if (strtod(text, NULL) != value) {
-        snprintf(text, sizeof text, "%.17g", value);
+    if (fabs(value) < 1e15 && value == (double)(int64_t)value) { /* most of them, and quick */
+        snprintf(text, sizeof text, "%" PRId64, (int64_t)value);
+    } else {
+        snprintf(text, sizeof text, "%.15g", value);
+        if (strtod(text, NULL) != value) {
+            snprintf(text, sizeof text, "%.17g", value);
+        }
     }
-    fputs(text, out);
+    put_text(out, text);
+}
+
+static void write_count(struct text *out, uint64_t n)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%" PRIu64 "\n", n);
+    put_text(out, text);
 }
 
 /* `name_suffix{labels,le="bound"} `; bound NULL: no le. */
-static void write_name(FILE *out, const struct kvb_series *series, const char *suffix,
+static void write_name(struct text *out, const struct kvb_series *series, const char *suffix,
                        const double *bound)
 {
-    const struct kvb_metric *metric = series->metric;
-    const char *separator = "{";
-    fprintf(out, "%s%s", metric->name, suffix);
-    for (size_t i = 0; metric->labels[i] != NULL; i++) {
-        fprintf(out, "%s%s=\"", separator, metric->labels[i]);
-        write_escaped(out, series->values[i], true);
-        fputc('"', out);
-        separator = ",";
-    }
+    put_text(out, series->metric->name);
+    put_text(out, suffix);
+    put_text(out, series->labels);
     if (bound != NULL) {
-        fprintf(out, "%sle=\"", separator);
+        put_text(out, series->labels[0] == '\0' ? "{le=\"" : ",le=\"");
         write_number(out, *bound);
-        fputc('"', out);
-        separator = ",";
+        put_text(out, "\"");
     }
-    fputs(*separator == ',' ? "} " : " ", out);
+    put_text(out, series->labels[0] != '\0' || bound != NULL ? "} " : " ");
 }
 
-static void write_histogram(FILE *out, const struct kvb_series *series)
+static void write_histogram(struct text *out, const struct kvb_series *series)
 {
     const double *bounds = bucket_bounds(series->metric);
     size_t n = bucket_count(series->metric);
@@ -336,16 +461,16 @@ static void write_histogram(FILE *out, const struct kvb_series *series)
         double infinite = INFINITY;
         count += atomic_load_explicit(&series->buckets[i], memory_order_relaxed);
         write_name(out, series, "_bucket", i < n ? &bounds[i] : &infinite);
-        fprintf(out, "%" PRIu64 "\n", count);
+        write_count(out, count);
     }
     write_name(out, series, "_sum", NULL);
     write_number(out, atomic_load_explicit(&series->value, memory_order_relaxed));
-    fputc('\n', out);
+    put_text(out, "\n");
     write_name(out, series, "_count", NULL);
-    fprintf(out, "%" PRIu64 "\n", count);
+    write_count(out, count);
 }
 
-static void write_series(FILE *out, const struct kvb_series *series)
+static void write_series(struct text *out, const struct kvb_series *series)
 {
     if (series->metric->type == KVB_HISTOGRAM) {
         write_histogram(out, series);
@@ -353,19 +478,28 @@ static void write_series(FILE *out, const struct kvb_series *series)
     }
     write_name(out, series, "", NULL);
     write_number(out, kvb_series_value(series));
-    fputc('\n', out);
+    put_text(out, "\n");
 }
 
-static void write_family(FILE *out, const struct kvb_metric *metric, const struct family *family)
+static void write_family(struct text *out, const struct kvb_metric *metric,
+                         const struct family *family)
 {
     static const char *const types[] = {
         [KVB_COUNTER] = "counter", [KVB_GAUGE] = "gauge", [KVB_HISTOGRAM] = "histogram"};
-    fprintf(out, "# HELP %s ", metric->name);
-    write_escaped(out, metric->help, false);
-    fprintf(out, "\n# TYPE %s %s\n", metric->name, types[metric->type]);
+    put_text(out, "# HELP ");
+    put_text(out, metric->name);
+    put_text(out, " ");
+    write_help(out, metric->help);
+    put_text(out, "\n# TYPE ");
+    put_text(out, metric->name);
+    put_text(out, " ");
+    put_text(out, types[metric->type]);
+    put_text(out, "\n");
     const struct kvb_series *series = atomic_load_explicit(&family->first, memory_order_acquire);
     while (series != NULL) {
-        write_series(out, series);
+        if (!atomic_load_explicit(&series->hidden, memory_order_relaxed)) {
+            write_series(out, series);
+        }
         series = atomic_load_explicit(&series->next, memory_order_acquire);
     }
     if (atomic_load_explicit(&family->other_used, memory_order_relaxed)) {
@@ -381,21 +515,16 @@ kvb_status_t kvb_metrics_write(struct kvb_metrics *metrics, char **text_p, size_
     for (size_t i = 0; i < ncollectors; i++) {
         metrics->collectors[i].collect(metrics->collectors[i].ctx);
     }
-    char *text = NULL;
-    size_t len = 0;
-    FILE *out = open_memstream(&text, &len);
-    if (out == NULL) {
-        return KVB_ERR_NO_MEMORY;
-    }
+    struct text out = {.at = NULL};
     for (size_t i = 0; i < metrics->n; i++) {
-        write_family(out, &metrics->table[i], &metrics->families[i]);
+        write_family(&out, &metrics->table[i], &metrics->families[i]);
     }
-    bool failed = ferror(out) != 0;
-    if (fclose(out) != 0 || failed) {
-        free(text);
+    put(&out, "", 1);
+    if (out.failed) {
+        free(out.at);
         return KVB_ERR_NO_MEMORY;
     }
-    *text_p = text;
-    *len_p = len;
+    *text_p = out.at;
+    *len_p = out.len - 1;
     return KVB_OK;
 }

@@ -17,10 +17,11 @@
 #define TRIES   20
 #define NAMES   (KVB_SERIES_MAX + 20) /* some share `other` */
 
-enum { COUNTED, TOOK };
+enum { COUNTED, TOOK, GOING };
 static const struct kvb_metric table[] = {
     [COUNTED] = {"s_counted_total", KVB_COUNTER, "x", {"name", NULL}, NULL, 0},
     [TOOK] = {"s_took_seconds", KVB_HISTOGRAM, "x", {NULL}, NULL, 0},
+    [GOING] = {"s_going_total", KVB_COUNTER, "x", {"name", NULL}, NULL, 0}, /* taken away again */
 };
 static struct kvb_metrics *metrics;
 static atomic_uint running;
@@ -37,6 +38,8 @@ static void *count(void *arg)
         }
         kvb_series_add(kvb_series(metrics, COUNTED, (const char *const[]){name}), 1);
         kvb_series_observe(kvb_series0(metrics, TOOK), (double)(i % 400));
+        kvb_series_add(kvb_series(metrics, GOING, (const char *const[]){name}), 1);
+        kvb_series_drop(metrics, GOING, (const char *const[]){name}, 1);
     }
     running--;
     return NULL;
@@ -72,7 +75,7 @@ static unsigned one_try(void)
 {
     pthread_t threads[THREADS];
     running = THREADS;
-    metrics = kvb_metrics_create(table, 2);
+    metrics = kvb_metrics_create(table, 3);
     kvb_assert(metrics != NULL);
     for (int i = 0; i < THREADS; i++) {
         int rc = pthread_create(&threads[i], NULL, count, NULL);

@@ -140,9 +140,67 @@ Test(metrics, invented_names_share_one_series_past_the_limit)
         cr_assert(i < KVB_SERIES_MAX ? series != other : series == other, "%d", i);
     }
     cr_assert_eq(by(metrics, "0", "r"), first, "those that were there stay");
-    assert_has(metrics, "t_by_total{tenant=\"255\",reason=\"r\"} 1\n");
+    assert_has(metrics, "t_by_total{tenant=\"1023\",reason=\"r\"} 1\n");
     assert_has(metrics, "t_by_total{tenant=\"other\",reason=\"other\"} 100\n");
-    assert_has_not(metrics, "256");
+    assert_has_not(metrics, "\"1024\"");
+    kvb_metrics_destroy(metrics);
+}
+
+static void drop(struct kvb_metrics *metrics, const char *tenant, const char *reason)
+{
+    const char *values[] = {tenant, reason};
+    kvb_series_drop(metrics, BY, values, reason == NULL ? 1 : 2);
+}
+
+Test(metrics, what_is_dropped_is_shown_no_more_and_begins_anew)
+{
+    struct kvb_metrics *metrics = kvb_metrics_create(table, FAMILIES);
+    kvb_series_add(by(metrics, "a", "x"), 1);
+    kvb_series_add(by(metrics, "a", "y"), 2);
+    kvb_series_add(by(metrics, "ab", "x"), 3);
+    kvb_series_add(by(metrics, "b", "x"), 4);
+    drop(metrics, "a", "y");
+    assert_has(metrics, "{tenant=\"a\",reason=\"x\"} 1\n");
+    assert_has_not(metrics, "{tenant=\"a\",reason=\"y\"}");
+    drop(metrics, "a", NULL); /* whatever the rest is, but not what only begins so */
+    drop(metrics, "nobody", NULL);
+    assert_has_not(metrics, "{tenant=\"a\"");
+    assert_has(metrics, "{tenant=\"ab\",reason=\"x\"} 3\n");
+    assert_has(metrics, "{tenant=\"b\",reason=\"x\"} 4\n");
+    kvb_series_add(by(metrics, "a", "x"), 5);
+    assert_has(metrics, "{tenant=\"a\",reason=\"x\"} 5\n");
+    kvb_metrics_destroy(metrics);
+}
+
+Test(metrics, names_that_come_and_go_use_up_no_place)
+{
+    struct kvb_metrics *metrics = kvb_metrics_create(table, FAMILIES);
+    kvb_series_add(by(metrics, "stays", "x"), 1);
+    for (int i = 0; i < 3 * KVB_SERIES_MAX; i++) {
+        char tenant[16];
+        snprintf(tenant, sizeof tenant, "t%d", i % 2000);
+        struct kvb_series *series = by(metrics, tenant, "x");
+        drop(metrics, tenant, NULL);
+        kvb_series_add(series, 1); /* whoever has it in hand may still write into it */
+    }
+    kvb_series_add(by(metrics, "t7", "x"), 1);
+    assert_has(metrics, "{tenant=\"stays\",reason=\"x\"} 1\n");
+    assert_has(metrics, "{tenant=\"t7\",reason=\"x\"} 1\n");
+    assert_has_not(metrics, "other");
+    kvb_metrics_destroy(metrics);
+}
+
+Test(metrics, invented_names_that_go_again_do_not_grow_the_process)
+{
+    struct kvb_metrics *metrics = kvb_metrics_create(table, FAMILIES);
+    for (int i = 0; i < KVB_SERIES_EVER + 10; i++) {
+        char tenant[16];
+        snprintf(tenant, sizeof tenant, "t%d", i);
+        kvb_series_add(by(metrics, tenant, "x"), 1);
+        drop(metrics, tenant, NULL);
+    }
+    assert_has(metrics, "t_by_total{tenant=\"other\",reason=\"other\"} 10\n");
+    assert_has_not(metrics, "{tenant=\"t");
     kvb_metrics_destroy(metrics);
 }
 

@@ -13,8 +13,12 @@
  * values. A family has at most KVB_SERIES_MAX series: further label values share one series whose
  * values are all "other" (a peer that invents names must not grow the process or the scrape).
  * Values are atomics: updating one is lock free; any thread.
+ *
+ * What a series is of may go (a rank, a node): then kvb_series_drop(). So whoever wants a series
+ * with labels asks for it each time: one that was dropped meanwhile is not shown.
  */
-#define KVB_SERIES_MAX      256
+#define KVB_SERIES_MAX      1024
+#define KVB_SERIES_EVER     4096 /* of a family, with those that were dropped and never came back */
 #define KVB_LABELS_MAX      4
 #define KVB_LABEL_VALUE_MAX 128 /* bytes; longer values are cut at a UTF-8 boundary */
 
@@ -47,6 +51,11 @@ struct kvb_series *kvb_series(struct kvb_metrics *metrics, size_t family,
                               const char *const *values);
 /* Same for families without labels. */
 struct kvb_series *kvb_series0(struct kvb_metrics *metrics, size_t family);
+
+/* Takes away the series whose first n label values are these: it is shown no more, and begins anew
+ * if it is asked for again. Any thread. */
+void kvb_series_drop(struct kvb_metrics *metrics, size_t family, const char *const *values,
+                     size_t n);
 
 void kvb_series_add(struct kvb_series *series, uint64_t n); /* counter */
 void kvb_series_set(struct kvb_series *series,
