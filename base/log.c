@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -23,7 +24,7 @@
 enum kvb_log_level kvb_log_threshold = KVB_LOG_INFO;
 static enum kvb_log_format log_format = KVB_LOG_LOGFMT;
 static int log_fd = STDERR_FILENO;
-static _Thread_local char request[KVB_REQUEST_ID_MAX];
+static _Thread_local struct kvb_log_context current;
 
 static const char *const levels[] = {
 #define X(name, text) text,
@@ -61,14 +62,52 @@ bool kvb_log_parse_level(const char *text, enum kvb_log_level *level_p)
     return false;
 }
 
+struct kvb_log_context kvb_log_context(void)
+{
+    return current;
+}
+
+void kvb_log_set_context(const struct kvb_log_context *context)
+{
+    current = context != NULL ? *context : (struct kvb_log_context){.operation = 0};
+}
+
+struct kvb_log_context kvb_log_enter(const char *request_id, uint64_t operation)
+{
+    struct kvb_log_context before = current;
+    snprintf(current.request, sizeof current.request, "%s", request_id == NULL ? "" : request_id);
+    current.operation = operation;
+    return before;
+}
+
 void kvb_log_request(const char *request_id)
 {
-    snprintf(request, sizeof request, "%s", request_id == NULL ? "" : request_id);
+    (void)kvb_log_enter(request_id, 0);
 }
 
 const char *kvb_log_current_request(void)
 {
-    return request[0] == '\0' ? NULL : request;
+    return current.request[0] == '\0' ? NULL : current.request;
+}
+
+/* ---- counted; relaxed: nothing else hangs on them ---- */
+
+static _Atomic(uint64_t) lines[sizeof levels / sizeof levels[0]];
+static _Atomic(uint64_t) held_back_lines;
+
+uint64_t kvb_log_lines(enum kvb_log_level level)
+{
+    return atomic_load_explicit(&lines[level], memory_order_relaxed);
+}
+
+uint64_t kvb_log_held_back(void)
+{
+    return atomic_load_explicit(&held_back_lines, memory_order_relaxed);
+}
+
+const char *kvb_log_level_text(enum kvb_log_level level)
+{
+    return levels[level];
 }
 
 static void add(struct line *line, const char *piece, size_t len)
@@ -250,8 +289,11 @@ void kvb_log_write(enum kvb_log_level level, const char *msg, const struct kvb_f
     struct line line = {.len = 0};
     add_time(&line);
     add_text(&line, "level", levels[level]);
-    if (request[0] != '\0') {
-        add_text(&line, "req", request);
+    if (current.request[0] != '\0') {
+        add_text(&line, "req", current.request);
+    }
+    if (current.operation != 0) {
+        add_field(&line, &KVB_U64("op", current.operation));
     }
     for (size_t i = 0; i < n; i++) {
         if (is_instance(&fields[i])) {
@@ -265,6 +307,7 @@ void kvb_log_write(enum kvb_log_level level, const char *msg, const struct kvb_f
         }
     }
     finish(&line);
+    atomic_fetch_add_explicit(&lines[level], 1, memory_order_relaxed);
     ssize_t written;
     do {
         written = write(log_fd, line.text, line.len);
@@ -290,6 +333,7 @@ bool kvb_log_allowed(struct kvb_log_limit *limit, uint32_t *held_back_p)
         limit->held_back = 0;
     } else {
         limit->held_back++;
+        atomic_fetch_add_explicit(&held_back_lines, 1, memory_order_relaxed);
     }
     pthread_mutex_unlock(&lock);
     return allowed;

@@ -219,6 +219,7 @@ static void finish_leaving(struct place *place)
 }
 
 static void show(const struct place *place, bool there);
+static void forget(const struct place *place);
 
 static void on_removed(void *ctx, struct kvs_node *node)
 {
@@ -228,10 +229,19 @@ static void on_removed(void *ctx, struct kvs_node *node)
     finish_leaving(place);
 }
 
+static bool readable_only(const struct place *place)
+{
+    return place->record.draining || place->says_draining;
+}
+
 static void place_leave(struct place *place)
 {
     struct kvp_cluster *cluster = place->cluster;
-    show(place, false);
+    if (readable_only(place)) { /* it said so before it went */
+        forget(place);
+    } else {
+        show(place, false); /* it is missed */
+    }
     kvb_list_remove(&place->link);
     kvb_list_push_back(&cluster->leaving, &place->link);
     if (place->node == NULL || kvs_client_remove_node(cluster->params.client, place->record.name,
@@ -239,11 +249,6 @@ static void place_leave(struct place *place)
         place->removed = true;
         finish_leaving(place);
     }
-}
-
-static bool readable_only(const struct place *place)
-{
-    return place->record.draining || place->says_draining;
 }
 
 static void place_set(const struct place *place)
@@ -576,6 +581,21 @@ static void show(const struct place *place, bool there)
     };
     for (size_t i = 0; metrics != NULL && i < sizeof shown / sizeof shown[0]; i++) {
         kvb_series_set(kvb_series(metrics, shown[i].which, values), shown[i].value);
+    }
+}
+
+static const enum kvp_metric of_node[] = {
+    KVP_M_NODE_UP,          KVP_M_NODE_SICK,  KVP_M_NODE_CAPACITY, KVP_M_NODE_USED,
+    KVP_M_NODE_OBJECTS,     KVP_M_NODE_CALLS, KVP_M_NODE_FAILURES, KVP_M_CONNECTIONS,
+    KVP_M_CONNECTION_BYTES, KVP_M_LANES,
+};
+
+static void forget(const struct place *place)
+{
+    struct kvb_metrics *metrics = place->cluster->params.metrics;
+    const char *values[] = {place->record.name};
+    for (size_t i = 0; metrics != NULL && i < sizeof of_node / sizeof of_node[0]; i++) {
+        kvb_series_drop(metrics, of_node[i], values, 1);
     }
 }
 

@@ -1,23 +1,75 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "collect.h"
 
+#include "build.h"
 #include "metrics.h"
 
+#include "base/log.h"
+
+#include <dirent.h>
 #include <malloc.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 static void set0(struct kvb_metrics *metrics, enum kvp_metric which, double value)
 {
     kvb_series_set(kvb_series0(metrics, which), value);
 }
 
+static void set1(struct kvb_metrics *metrics, enum kvp_metric which, const char *label,
+                 double value)
+{
+    const char *values[] = {label};
+    kvb_series_set(kvb_series(metrics, which, values), value);
+}
+
+/* ---- the share ---- */
+
 static void collect_tenant(void *arg, const char *tenant, const struct kvs_core_tenant_stats *stats)
 {
     struct kvb_metrics *metrics = arg;
-    const char *values[] = {tenant};
-    kvb_series_set(kvb_series(metrics, KVP_M_TENANT_USED, values), (double)stats->used_bytes);
-    kvb_series_set(kvb_series(metrics, KVP_M_TENANT_OBJECTS, values), (double)stats->objects);
+    set1(metrics, KVP_M_TENANT_USED, tenant, (double)stats->used_bytes);
+    set1(metrics, KVP_M_TENANT_OBJECTS, tenant, (double)stats->objects);
+    set1(metrics, KVP_M_TENANT_EVICTED, tenant, (double)stats->evicted);
+}
+
+static void collect_events(struct kvb_metrics *metrics, const struct kvs_share_stats *stats)
+{
+    const struct {
+        enum kvp_metric which;
+        const char *result; /* NULL: the family has no label */
+        uint64_t n;
+    } events[] = {
+        {KVP_M_STORE_LOOKUPS, "hit", stats->lookup_hits},
+        {KVP_M_STORE_LOOKUPS, "miss", stats->lookups - stats->lookup_hits},
+        {KVP_M_STORE_PUTS, "ok", stats->puts},
+        {KVP_M_STORE_PUTS, "existed", stats->puts_existed},
+        {KVP_M_STORE_PUTS, "refused", stats->puts_refused},
+        {KVP_M_STORE_PUTS, "fenced", stats->puts_fenced},
+        {KVP_M_STORE_PUTS, "failed", stats->puts_failed},
+        {KVP_M_STORE_PUT_BYTES, NULL, stats->put_bytes},
+        {KVP_M_STORE_GETS, "ok", stats->gets},
+        {KVP_M_STORE_GETS, "missed", stats->gets_missed},
+        {KVP_M_STORE_GETS, "ticket", stats->gets_ticket},
+        {KVP_M_STORE_GETS, "checksum", stats->gets_checksum},
+        {KVP_M_STORE_GETS, "failed", stats->gets_failed},
+        {KVP_M_STORE_GET_BYTES, NULL, stats->get_bytes},
+        {KVP_M_STORE_REMOVED, NULL, stats->removes},
+        {KVP_M_STORE_SCRUBS, "good", stats->scrubs - stats->scrubs_bad},
+        {KVP_M_STORE_SCRUBS, "bad", stats->scrubs_bad},
+        {KVP_M_CHECKSUMS, "get", stats->gets_checksum},
+        {KVP_M_CHECKSUMS, "scrub", stats->scrubs_bad},
+    };
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+        if (events[i].result != NULL) {
+            set1(metrics, events[i].which, events[i].result, (double)events[i].n);
+        } else {
+            set0(metrics, events[i].which, (double)events[i].n);
+        }
+    }
 }
 
 static void collect_share(const struct kvp_collect *collect)
@@ -25,27 +77,102 @@ static void collect_share(const struct kvp_collect *collect)
     struct kvb_metrics *metrics = collect->metrics;
     struct kvs_share_stats stats;
     kvs_share_stats(collect->share, &stats);
-    set0(metrics, KVP_M_STORE_CAPACITY, (double)stats.core.share_bytes);
-    set0(metrics, KVP_M_STORE_USED, (double)stats.core.used_bytes);
-    set0(metrics, KVP_M_STORE_RESERVED, (double)stats.core.reserved_bytes);
-    set0(metrics, KVP_M_STORE_QUARANTINED, (double)stats.core.quarantined_bytes);
-    set0(metrics, KVP_M_STORE_RETIRED, (double)stats.core.retired_bytes);
-    set0(metrics, KVP_M_STORE_OBJECTS, (double)stats.core.objects);
-    set0(metrics, KVP_M_STORE_EVICTED, (double)stats.core.evicted);
-    set0(metrics, KVP_M_STORE_RECLAIMED, (double)stats.core.reclaimed);
+    const struct kvs_core_stats *core = &stats.core;
     const struct {
-        const char *label;
-        uint64_t n;
-    } operations[] = {
-#define X(name, what) {#name, stats.name},
-        KVS_NODE_COUNTERS(X)
-#undef X
+        enum kvp_metric which;
+        uint64_t value;
+    } figures[] = {
+        {KVP_M_STORE_CAPACITY, core->share_bytes},
+        {KVP_M_STORE_USED, core->used_bytes},
+        {KVP_M_STORE_RESERVED, core->reserved_bytes},
+        {KVP_M_STORE_QUARANTINED, core->quarantined_bytes},
+        {KVP_M_STORE_RETIRED, core->retired_bytes},
+        {KVP_M_STORE_LOCKED, core->locked_bytes},
+        {KVP_M_STORE_OBJECTS, core->objects},
+        {KVP_M_STORE_TICKETS, core->tickets},
+        {KVP_M_STORE_HOLDS, core->holds},
+        {KVP_M_STORE_EVICTED, core->evicted},
+        {KVP_M_STORE_RECLAIMED, core->reclaimed},
+        {KVP_M_STORE_TICKETS_LOST, core->tickets_lost},
     };
-    for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
-        const char *values[] = {operations[i].label};
-        kvb_series_set(kvb_series(metrics, KVP_M_STORE_EVENTS, values), (double)operations[i].n);
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+        set0(metrics, figures[i].which, (double)figures[i].value);
     }
+    collect_events(metrics, &stats);
     kvs_share_each_tenant(collect->share, collect_tenant, metrics);
+}
+
+/* ---- the process ---- */
+
+static double count_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    double n = -3; /* `.`, `..`, and the one that reads it */
+    if (dir == NULL) {
+        return 0;
+    }
+    while (readdir(dir) != NULL) {
+        n++;
+    }
+    (void)closedir(dir);
+    return n;
+}
+
+/* Of /proc/self/stat, after the name in parentheses: threads and memory. */
+static void collect_stat(struct kvb_metrics *metrics)
+{
+    char text[1024];
+    FILE *file = fopen("/proc/self/stat", "re");
+    size_t n = file == NULL ? 0 : fread(text, 1, sizeof text - 1, file);
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    text[n] = '\0';
+    const char *rest = strrchr(text, ')');
+    long threads;
+    unsigned long virtual_bytes;
+    long resident_pages;
+    if (rest != NULL &&
+        sscanf(rest,
+               ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld "
+               "%*d %*u %lu %ld",
+               &threads, &virtual_bytes, &resident_pages) == 3) {
+        set0(metrics, KVP_M_PROCESS_THREADS, (double)threads);
+        set0(metrics, KVP_M_PROCESS_VIRTUAL, (double)virtual_bytes);
+        set0(metrics, KVP_M_PROCESS_RESIDENT,
+             (double)resident_pages * (double)sysconf(_SC_PAGESIZE));
+    }
+}
+
+static double seconds_of(const struct timeval *time)
+{
+    return (double)time->tv_sec + (double)time->tv_usec / 1e6;
+}
+
+static void collect_process(struct kvb_metrics *metrics)
+{
+    const struct mallinfo2 heap = mallinfo2();
+    struct rusage usage;
+    struct rlimit limit;
+    set0(metrics, KVP_M_HEAP, (double)heap.uordblks + (double)heap.hblkhd);
+    if (getrusage(RUSAGE_SELF, &usage) == 0) {
+        set0(metrics, KVP_M_PROCESS_CPU, seconds_of(&usage.ru_utime) + seconds_of(&usage.ru_stime));
+    }
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        set0(metrics, KVP_M_PROCESS_FDS_MAX, (double)limit.rlim_cur);
+    }
+    set0(metrics, KVP_M_PROCESS_FDS, count_fds());
+    collect_stat(metrics);
+    for (enum kvb_log_level level = KVB_LOG_ERROR; level <= KVB_LOG_TRACE; level++) {
+        set1(metrics, KVP_M_LOG_LINES, kvb_log_level_text(level), (double)kvb_log_lines(level));
+    }
+    set0(metrics, KVP_M_LOG_HELD_BACK, (double)kvb_log_held_back());
+}
+
+static void collect_loop(struct kvb_metrics *metrics, const char *loop, uint64_t beat_ns)
+{
+    uint64_t now_ns = kvb_now_ns(&kvb_clock_real);
+    set1(metrics, KVP_M_LOOP_BEAT, loop, now_ns > beat_ns ? (double)(now_ns - beat_ns) / 1e9 : 0);
 }
 
 static void on_collect(void *ctx)
@@ -54,18 +181,17 @@ static void on_collect(void *ctx)
     if (collect->share != NULL) {
         collect_share(collect);
     }
-    const struct mallinfo2 heap = mallinfo2();
-    set0(collect->metrics, KVP_M_HEAP, (double)heap.uordblks + (double)heap.hblkhd);
-    set0(collect->metrics, KVP_M_LOOP_LAG, (double)kvp_loop_lag_ns(collect->loop) / 1e9);
+    collect_process(collect->metrics);
+    collect_loop(collect->metrics, "main", kvp_loop_beat_ns(collect->loop));
 }
 
 void kvp_collect_init(struct kvp_collect *collect, struct kvb_metrics *metrics,
                       struct kvs_share *share, struct kvp_loop *loop)
 {
     *collect = (struct kvp_collect){.metrics = metrics, .share = share, .loop = loop};
-    const char *version[] = {KVP_VERSION};
-    kvb_series_set(kvb_series(metrics, KVP_M_BUILD_INFO, version), 1);
-    set0(metrics, KVP_M_START_TIME, (double)time(NULL));
+    const char *build[] = {KVP_VERSION, kvp_build_revision, kvp_build_compiler, kvp_build_features};
+    kvb_series_set(kvb_series(metrics, KVP_M_BUILD_INFO, build), 1);
+    set0(metrics, KVP_M_PROCESS_START, (double)time(NULL));
     kvb_metrics_on_collect(metrics, on_collect, collect);
 }
 
@@ -82,7 +208,64 @@ void kvp_collect_server(struct kvb_metrics *metrics, struct kvp_server *server,
     if (rdma->share != NULL) {
         kvp_metrics_peer(metrics, "-", "rdma", &stats.rdma);
     }
+    set1(metrics, KVP_M_CHECKSUMS, "wire", (double)(stats.tcp.checksums + stats.rdma.checksums));
     set0(metrics, KVP_M_NODE_REQUESTS, kvp_server_running(server));
+    collect_loop(metrics, "io", kvp_server_beat_ns(server));
+}
+
+/* ---- instances ---- */
+
+static const enum kvp_metric of_instance[] = {
+    KVP_M_INSTANCE_UP,        KVP_M_INSTANCE_READY,     KVP_M_INSTANCE_SLEEPING,
+    KVP_M_INSTANCE_DEGRADED,  KVP_M_INSTANCE_SCHEDULER, KVP_M_INSTANCE_TAG,
+    KVP_M_INSTANCE_OPEN,      KVP_M_INSTANCE_SHARED,    KVP_M_INSTANCE_RETIREMENTS,
+    KVP_M_INSTANCE_REQUESTS,  KVP_M_INSTANCE_BLOCKS,    KVP_M_OPERATIONS_RUNNING,
+    KVP_M_OPERATIONS_WAITING,
+};
+
+/* An instance that came back as another tenant's: what it was before is gone. */
+static void forget_tenant(struct kvp_collect *collect, const struct kvp_view *view)
+{
+    struct kvp_collect_known *known = NULL;
+    for (uint32_t i = 0; i < collect->nknown && known == NULL; i++) {
+        if (strcmp(collect->known[i].instance, view->instance) == 0) {
+            known = &collect->known[i];
+        }
+    }
+    if (known == NULL && collect->nknown < KVP_INSTANCES_MAX) {
+        known = &collect->known[collect->nknown++];
+        strcpy(known->instance, view->instance);
+        strcpy(known->tenant, view->tenant);
+    }
+    if (known == NULL || strcmp(known->tenant, view->tenant) == 0) {
+        return;
+    }
+    const char *values[] = {known->instance, known->tenant};
+    for (size_t i = 0; i < sizeof of_instance / sizeof of_instance[0]; i++) {
+        kvb_series_drop(collect->metrics, of_instance[i], values, 2);
+    }
+    strcpy(known->tenant, view->tenant);
+}
+
+static void show_states(struct kvb_metrics *metrics, const struct kvp_view *view)
+{
+    static const char *const schedulers[] = {
+#define X(name, text) [KVP_SCHEDULER_##name] = (text),
+        KVP_SCHEDULER_STATES(X)
+#undef X
+    };
+    for (size_t i = 0; i < sizeof schedulers / sizeof schedulers[0]; i++) {
+        const char *values[] = {view->instance, view->tenant, schedulers[i]};
+        kvb_series_set(kvb_series(metrics, KVP_M_INSTANCE_SCHEDULER, values), view->scheduler == i);
+    }
+    for (uint32_t t = 0; t < view->ntags; t++) {
+        for (enum kvb_residency state = KVB_RESIDENT; state <= KVB_UNKNOWN; state++) {
+            const char *values[] = {view->instance, view->tenant, view->tags[t].tag,
+                                    kvb_residency_text(state)};
+            kvb_series_set(kvb_series(metrics, KVP_M_INSTANCE_TAG, values),
+                           view->tags[t].residency == state);
+        }
+    }
 }
 
 void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *view)
@@ -91,52 +274,107 @@ void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *vi
     const char *values[] = {view->instance, view->tenant};
     const struct {
         enum kvp_metric which;
-        bool value;
-    } states[] = {
+        double value;
+    } figures[] = {
         {KVP_M_INSTANCE_UP, view->attached},
         {KVP_M_INSTANCE_READY, view->ready},
         {KVP_M_INSTANCE_SLEEPING, view->is_sleeping},
+        {KVP_M_INSTANCE_DEGRADED, view->degraded},
         {KVP_M_INSTANCE_OPEN, view->open},
         {KVP_M_INSTANCE_SHARED, view->weights_name[0] != '\0'},
+        {KVP_M_INSTANCE_RETIREMENTS, view->retirements_pending},
+        {KVP_M_INSTANCE_BLOCKS, view->load.blocks_held},
+        {KVP_M_OPERATIONS_RUNNING, view->operation_id != 0},
+        {KVP_M_OPERATIONS_WAITING, view->waiting_operations},
     };
-    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
-        kvb_series_set(kvb_series(metrics, states[i].which, values), states[i].value);
+    const struct {
+        const char *state;
+        uint32_t n;
+    } requests[] = {{"running", view->load.running},
+                    {"waiting", view->load.waiting},
+                    {"loading", view->load.loading}};
+    forget_tenant(collect, view);
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+        kvb_series_set(kvb_series(metrics, figures[i].which, values), figures[i].value);
+    }
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+        const char *of_state[] = {view->instance, view->tenant, requests[i].state};
+        kvb_series_set(kvb_series(metrics, KVP_M_INSTANCE_REQUESTS, of_state), requests[i].n);
+    }
+    show_states(metrics, view);
+}
+
+/* ---- operations ---- */
+
+void kvp_collect_step(struct kvp_collect *collect, const char *operation, const char *step,
+                      kvb_status_t status, uint64_t took_ns)
+{
+    const char *values[] = {operation, step, kvb_status_label(status)};
+    kvb_series_observe(kvb_series(collect->metrics, KVP_M_STEP_SECONDS, values),
+                       (double)took_ns / 1e9);
+    if (status != KVB_OK) {
+        kvb_series_add(kvb_series(collect->metrics, KVP_M_STEP_FAILURES, values), 1);
     }
 }
 
-struct walk {
-    struct kvb_metrics *metrics;
-    uint64_t since_ns;
-    uint64_t latest_ns;
-};
-
-static void count_operation(void *arg, const struct kvp_operation_record *record)
+void kvp_collect_operation(struct kvp_collect *collect, const struct kvp_operation_record *record)
 {
-    struct walk *walk = arg;
-    if (!record->finished || record->finished_ns <= walk->since_ns) {
-        return;
-    }
-    if (record->finished_ns > walk->latest_ns) {
-        walk->latest_ns = record->finished_ns;
-    }
     const char *values[] = {kvp_operation_label(record->operation),
                             kvb_status_label(record->status)};
-    kvb_series_add(kvb_series(walk->metrics, KVP_M_OPERATIONS, values), 1);
-    kvb_series_observe(kvb_series(walk->metrics, KVP_M_OPERATION_SECONDS, values),
+    kvb_series_add(kvb_series(collect->metrics, KVP_M_OPERATIONS, values), 1);
+    kvb_series_observe(kvb_series(collect->metrics, KVP_M_OPERATION_SECONDS, values),
                        (double)(record->finished_ns - record->started_ns) / 1e9);
 }
 
-void kvp_collect_beat(struct kvp_collect *collect, struct kvp_fleet *fleet, uint64_t lag_ns)
+void kvp_collect_left(struct kvp_collect *collect, const char *why)
 {
-    if (lag_ns > collect->lag_max_ns) {
-        collect->lag_max_ns = lag_ns;
-        set0(collect->metrics, KVP_M_LOOP_LAG_MAX, (double)lag_ns / 1e9);
+    const char *values[] = {why};
+    kvb_series_add(kvb_series(collect->metrics, KVP_M_LINEAGES_LEFT, values), 1);
+}
+
+/* ---- transfers ---- */
+
+/* Runs of one result are counted at once. */
+static void count_results(struct kvb_metrics *metrics, const char *direction, const char *transport,
+                          const struct kvs_node_call *call)
+{
+    uint32_t run = 0;
+    for (uint32_t i = 0; i < call->n; i++) {
+        kvb_status_t status = kvs_node_call_item(call, i)->status;
+        run++;
+        if (i + 1 == call->n || kvs_node_call_item(call, i + 1)->status != status) {
+            const char *values[] = {direction, transport, kvb_status_label(status)};
+            kvb_series_add(kvb_series(metrics, KVP_M_TRANSFERS, values), run);
+            run = 0;
+        }
     }
-    if (fleet != NULL) {
-        struct walk walk = {collect->metrics, collect->counted_ns, collect->counted_ns};
-        kvp_fleet_each_operation(fleet, count_operation, &walk);
-        collect->counted_ns = walk.latest_ns;
+}
+
+void kvp_collect_moved(struct kvp_collect *collect, const char *transport,
+                       const struct kvs_node_call *call, uint64_t took_ns)
+{
+    const char *values[] = {call->batch->op == KVS_PUT ? "put" : "get", transport};
+    struct kvb_series *sizes = kvb_series(collect->metrics, KVP_M_TRANSFER_BYTES, values);
+    count_results(collect->metrics, values[0], transport, call);
+    kvb_series_observe(kvb_series(collect->metrics, KVP_M_TRANSFER_SECONDS, values),
+                       (double)took_ns / 1e9);
+    for (uint32_t i = 0; i < call->n; i++) {
+        const struct kvs_item *item = kvs_node_call_item(call, i);
+        uint64_t bytes = 0;
+        for (uint32_t s = 0; item->status == KVB_OK && s < item->nslices; s++) {
+            bytes += item->slices[s].len;
+        }
+        if (item->status == KVB_OK) {
+            kvb_series_observe(sizes, (double)bytes);
+        }
     }
+}
+
+/* ---- the rest ---- */
+
+void kvp_collect_beat(struct kvp_collect *collect, uint64_t lag_ns)
+{
+    kvp_metrics_beat(collect->metrics, "main", lag_ns);
 }
 
 void kvp_collect_answered(struct kvp_collect *collect, const struct kvp_http_answered *answered)
@@ -147,4 +385,11 @@ void kvp_collect_answered(struct kvp_collect *collect, const struct kvp_http_ans
     kvb_series_add(kvb_series(collect->metrics, KVP_M_HTTP_REQUESTS, values), 1);
     kvb_series_observe(kvb_series(collect->metrics, KVP_M_HTTP_SECONDS, values),
                        (double)answered->took_ns / 1e9);
+    if (answered->route != NULL && answered->route->role == KVP_ROLE_ADMIN) {
+        const char *audited[] = {answered->route->operation, answered->http_status < 400 ? "ok"
+                                                             : answered->http_status < 500
+                                                                 ? "refused"
+                                                                 : "failed"};
+        kvb_series_add(kvb_series(collect->metrics, KVP_M_AUDITED, audited), 1);
+    }
 }

@@ -90,7 +90,10 @@ static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
             daemon->streams_beat_ns = now_ns;
             kvp_http_wake(daemon->http, true);
         }
-        kvp_collect_beat(&daemon->collect, daemon->fleet, lag_ns);
+        kvp_collect_beat(&daemon->collect, lag_ns);
+        kvp_link_beat(daemon->link);
+        kvb_series_set(kvb_series0(daemon->metrics, KVP_M_HTTP_CONNECTIONS),
+                       kvp_http_connections(daemon->http));
         kvb_series_set(kvb_series0(daemon->metrics, KVP_M_ETCD_REACHABLE), etcd_reachable(daemon));
     }
 }
@@ -130,6 +133,32 @@ static void on_event(void *ctx, const char *instance, const char *kind, const ch
     KVB_LOG(INFO, kind, KVB_STR("instance", instance), KVB_STR("detail", detail));
     kvp_events_add(daemon->events, instance, kind, detail);
     wake_streams(daemon);
+}
+
+static void on_stepped(void *ctx, const char *operation, const char *step, kvb_status_t status,
+                       uint64_t took_ns)
+{
+    kvp_collect_step(&((struct kvp_daemon *)ctx)->collect, operation, step, status, took_ns);
+}
+
+static void on_ended(void *ctx, const struct kvp_operation_record *record)
+{
+    kvp_collect_operation(&((struct kvp_daemon *)ctx)->collect, record);
+}
+
+static void on_lineage_left(void *ctx, const char *instance, const char *why)
+{
+    (void)instance;
+    kvp_collect_left(&((struct kvp_daemon *)ctx)->collect, why);
+}
+
+/* What the store's client moved. */
+static void on_moved(void *ctx, struct kvs_node *node, const struct kvs_node_call *call,
+                     uint64_t took_ns)
+{
+    struct kvp_daemon *daemon = ctx;
+    kvp_collect_moved(&daemon->collect, kvp_storage_transport(daemon->storage, node), call,
+                      took_ns);
 }
 
 struct tenant_question {
@@ -313,6 +342,9 @@ static kvb_status_t create_fleet(struct kvp_daemon *daemon)
         .changed = on_changed,
         .describe = on_describe,
         .event = on_event,
+        .stepped = on_stepped,
+        .ended = on_ended,
+        .left = on_lineage_left,
         .ctx = daemon,
     };
     return kvp_fleet_create(&fleet, &daemon->fleet);
@@ -407,6 +439,7 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
     if (status == KVB_OK) {
         kvp_collect_init(&daemon->collect, daemon->metrics, kvp_storage_share(daemon->storage),
                          daemon->loop);
+        kvs_client_on_moved(kvp_storage_client(daemon->storage), on_moved, daemon);
         status = create_board(daemon);
     }
     if (status == KVB_OK) {

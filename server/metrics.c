@@ -1,12 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "metrics.h"
 
+#include <string.h>
+
+/* From a small piece of a block to the largest block there may be. */
+static const double sizes[] = {1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20,
+                               1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30};
+
+#define KIND_COUNTER   .type = KVB_COUNTER
+#define KIND_GAUGE     .type = KVB_GAUGE
+#define KIND_HISTOGRAM .type = KVB_HISTOGRAM
+#define KIND_BYTES                                                                                 \
+    .type = KVB_HISTOGRAM, .buckets = sizes, .nbuckets = sizeof sizes / sizeof sizes[0]
+
 const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT] = {
 #define X(id, kind, exposed, text, ...)                                                            \
-    [KVP_M_##id] = {.name = (exposed), .type = KVB_##kind, .help = (text), .labels = {__VA_ARGS__}},
+    [KVP_M_##id] = {.name = (exposed), KIND_##kind, .help = (text), .labels = {__VA_ARGS__}},
     KVP_METRICS(X)
 #undef X
 };
+
+void kvp_metrics_beat(struct kvb_metrics *metrics, const char *loop, uint64_t lag_ns)
+{
+    const char *values[] = {loop};
+    kvb_series_observe(kvb_series(metrics, KVP_M_LOOP_LAG, values), (double)lag_ns / 1e9);
+}
+
+/* What is counted in bytes has a family of its own. */
+static const char *direction_of(const char *counter)
+{
+    return strcmp(counter, "bytes_sent") == 0       ? "sent"
+           : strcmp(counter, "bytes_received") == 0 ? "received"
+                                                    : NULL;
+}
 
 void kvp_metrics_peer(struct kvb_metrics *metrics, const char *node, const char *transport,
                       const struct kvt_peer_stats *stats)
@@ -20,8 +46,12 @@ void kvp_metrics_peer(struct kvb_metrics *metrics, const char *node, const char 
 #undef X
     };
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
-        const char *values[] = {node, transport, events[i].event};
-        kvb_series_set(kvb_series(metrics, KVP_M_CONNECTIONS, values), (double)events[i].n);
+        const char *direction = direction_of(events[i].event);
+        const char *values[] = {node, transport, direction != NULL ? direction : events[i].event};
+        kvb_series_set(kvb_series(metrics,
+                                  direction != NULL ? KVP_M_CONNECTION_BYTES : KVP_M_CONNECTIONS,
+                                  values),
+                       (double)events[i].n);
     }
     const char *values[] = {node, transport};
     kvb_series_set(kvb_series(metrics, KVP_M_LANES, values), stats->lanes);

@@ -6,34 +6,83 @@
 #include "transport/peer.h"
 
 /*
- * Every family that /metrics shows, once: enum, name, type, help and labels are made from this
- * list. Whoever counts takes the registry and the enum; nobody invents a name elsewhere.
+ * Every family that /metrics shows, once: enum, name, type, help, labels and the table of README.md
+ * are made from this list. Whoever counts takes the registry and the enum; nobody invents a name
+ * elsewhere. Types: COUNTER, GAUGE, and histograms of seconds (HISTOGRAM) or of bytes (BYTES).
+ *
+ * A label `instance`, `tenant` or `node` has as many values as there are such; every other one has
+ * those of a list in the program. What is gone (a rank, a node, an instance's former tenant) takes
+ * its series along.
  */
 #define KVP_METRICS(X)                                                                             \
     /* name, type, exposed name, help, labels… */                                                \
-    X(BUILD_INFO, GAUGE, "kvplane_build_info", "Always 1; the version is in the label.",           \
-      "version")                                                                                   \
-    X(START_TIME, GAUGE, "kvplane_start_time_seconds", "Unix time at which the daemon started.")   \
+    X(BUILD_INFO, GAUGE, "kvplane_build_info", "Always 1; what the program is, in the labels.",    \
+      "version", "revision", "compiler", "features")                                               \
+    /* the process, by the names that every exporter gives them */                                 \
+    X(PROCESS_CPU, COUNTER, "process_cpu_seconds_total", "User and system CPU time spent.")        \
+    X(PROCESS_RESIDENT, GAUGE, "process_resident_memory_bytes",                                    \
+      "Resident memory; the store's share is in it.")                                              \
+    X(PROCESS_VIRTUAL, GAUGE, "process_virtual_memory_bytes", "Virtual memory.")                   \
+    X(PROCESS_FDS, GAUGE, "process_open_fds", "Open descriptors.")                                 \
+    X(PROCESS_FDS_MAX, GAUGE, "process_max_fds", "Descriptors that may be open.")                  \
+    X(PROCESS_THREADS, GAUGE, "process_threads", "Threads.")                                       \
+    X(PROCESS_START, GAUGE, "process_start_time_seconds",                                          \
+      "Unix time at which the process started.")                                                   \
     X(HEAP, GAUGE, "kvplane_heap_bytes", "Bytes of the heap in use, beside the store's memory.")   \
-    X(LOOP_LAG, GAUGE, "kvplane_loop_lag_seconds",                                                 \
-      "How late the last heartbeat of the main loop was.")                                         \
-    X(LOOP_LAG_MAX, GAUGE, "kvplane_loop_lag_max_seconds",                                         \
-      "The latest heartbeat of the main loop since start.")                                        \
+    X(LOG_LINES, COUNTER, "kvplane_log_lines_total", "Lines written to the log.", "level")         \
+    X(LOG_HELD_BACK, COUNTER, "kvplane_log_lines_held_back_total",                                 \
+      "Lines that peers caused and that were too many.")                                           \
+    X(LOOP_LAG, HISTOGRAM, "kvplane_loop_lag_seconds",                                             \
+      "How late the heartbeats of an event loop came; io: those of all I/O threads.", "loop")      \
+    X(LOOP_BEAT, GAUGE, "kvplane_loop_heartbeat_age_seconds",                                      \
+      "Time since the last heartbeat of an event loop, of the oldest if there are several; more "  \
+      "than a second: it hangs.",                                                                  \
+      "loop")                                                                                      \
+    /* operations */                                                                               \
     X(OPERATIONS, COUNTER, "kvplane_operations_total", "Finished lifecycle operations.",           \
       "operation", "outcome")                                                                      \
     X(OPERATION_SECONDS, HISTOGRAM, "kvplane_operation_seconds",                                   \
       "Time from request to answer of lifecycle operations.", "operation")                         \
+    X(STEP_SECONDS, HISTOGRAM, "kvplane_operation_step_seconds",                                   \
+      "Time that a step of lifecycle operations took.", "operation", "step")                       \
+    X(STEP_FAILURES, COUNTER, "kvplane_operation_step_failures_total",                             \
+      "Steps of lifecycle operations that failed.", "operation", "step", "status")                 \
+    X(OPERATIONS_RUNNING, GAUGE, "kvplane_instance_operations_running",                            \
+      "1 while an operation of the instance runs.", "instance", "tenant")                          \
+    X(OPERATIONS_WAITING, GAUGE, "kvplane_instance_operations_waiting",                            \
+      "Operations of the instance that wait for their turn.", "instance", "tenant")                \
+    X(LINEAGES_LEFT, COUNTER, "kvplane_lineages_left_total",                                       \
+      "Lineages that instances left, by reason.", "reason")                                        \
+    X(AUDITED, COUNTER, "kvplane_audited_calls_total",                                             \
+      "Calls that may change something, as the audit lines tell them; outcome: ok, refused "       \
+      "(4xx), failed (5xx).",                                                                      \
+      "operation", "outcome")                                                                      \
+    /* instances */                                                                                \
     X(INSTANCE_UP, GAUGE, "kvplane_instance_up",                                                   \
       "1 while all ranks of the instance are attached.", "instance", "tenant")                     \
     X(INSTANCE_READY, GAUGE, "kvplane_instance_ready", "1 while the instance may take traffic.",   \
       "instance", "tenant")                                                                        \
     X(INSTANCE_SLEEPING, GAUGE, "kvplane_instance_sleeping", "1 while the instance sleeps.",       \
       "instance", "tenant")                                                                        \
+    X(INSTANCE_DEGRADED, GAUGE, "kvplane_instance_degraded",                                       \
+      "1 while memory is partly discarded and the instance cannot serve.", "instance", "tenant")   \
+    X(INSTANCE_SCHEDULER, GAUGE, "kvplane_instance_scheduler_state",                               \
+      "1 for the state that the scheduler of the instance is in.", "instance", "tenant", "state")  \
+    X(INSTANCE_TAG, GAUGE, "kvplane_instance_tag_state",                                           \
+      "1 for the state that the memory of a tag is in.", "instance", "tenant", "tag", "state")     \
     X(INSTANCE_OPEN, GAUGE, "kvplane_instance_open",                                               \
       "1 while the instance uses the store; 0 between two lineages.", "instance", "tenant")        \
     X(INSTANCE_SHARED, GAUGE, "kvplane_instance_shared",                                           \
       "1 while the lineage of the instance has a name that others can join.", "instance",          \
       "tenant")                                                                                    \
+    X(INSTANCE_RETIREMENTS, GAUGE, "kvplane_instance_retirements_pending",                         \
+      "Retirements that the coordinator has not got yet.", "instance", "tenant")                   \
+    X(INSTANCE_REQUESTS, GAUGE, "kvplane_instance_requests",                                       \
+      "Requests in the engine, as it last reported them: running, waiting, loading.", "instance",  \
+      "tenant", "state")                                                                           \
+    X(INSTANCE_BLOCKS, GAUGE, "kvplane_instance_blocks_held",                                      \
+      "Blocks of the engine's own cache that requests hold, as it last reported them.",            \
+      "instance", "tenant")                                                                        \
     X(REGIONS, GAUGE, "kvplane_regions", "Regions of engine memory registered now.", "instance",   \
       "rank")                                                                                      \
     X(REGION_BYTES, GAUGE, "kvplane_region_bytes", "Bytes of engine memory registered now.",       \
@@ -56,6 +105,7 @@
       "Imports, releases and copies that failed there, and unexpected ends; the status of the "    \
       "rank says the last cause.",                                                                 \
       "instance", "rank")                                                                          \
+    /* the engine link */                                                                          \
     X(SESSIONS, GAUGE, "kvplane_sessions", "Connections on the engine socket.")                    \
     X(SESSIONS_ENDED, COUNTER, "kvplane_sessions_ended_total",                                     \
       "Connections on the engine socket that ended, by cause.", "cause")                           \
@@ -75,8 +125,22 @@
     X(GET_BYTES, COUNTER, "kvplane_get_bytes_total", "Bytes of blocks delivered.")                 \
     X(PUT_SECONDS, HISTOGRAM, "kvplane_put_seconds", "Time from request to answer of a batch.")    \
     X(GET_SECONDS, HISTOGRAM, "kvplane_get_seconds", "Time from request to answer of a batch.")    \
-    X(TASKS_QUEUED, GAUGE, "kvplane_tasks_queued", "Batches accepted and not begun.", "queue")     \
-    X(TASKS_RUNNING, GAUGE, "kvplane_tasks_running", "Batches that move bytes now.", "queue")      \
+    X(TASKS_QUEUED, GAUGE, "kvplane_tasks_queued", "Batches accepted and not begun.", "instance",  \
+      "rank", "queue")                                                                             \
+    X(TASKS_RUNNING, GAUGE, "kvplane_tasks_running", "Batches that move bytes now.", "instance",   \
+      "rank", "queue")                                                                             \
+    X(TASK_AGE, GAUGE, "kvplane_task_oldest_age_seconds",                                          \
+      "Age of the oldest batch accepted and not answered; 0: there is none.", "instance", "rank",  \
+      "queue")                                                                                     \
+    /* between this process and the nodes */                                                       \
+    X(TRANSFERS, COUNTER, "kvplane_transfers_total",                                               \
+      "Blocks moved to (put) and from (get) a store node, by what carries them and result.",       \
+      "direction", "transport", "result")                                                          \
+    X(TRANSFER_BYTES, BYTES, "kvplane_transfer_bytes", "Sizes of the blocks that were moved.",     \
+      "direction", "transport")                                                                    \
+    X(TRANSFER_SECONDS, HISTOGRAM, "kvplane_transfer_seconds",                                     \
+      "Time that a batch for one node took there.", "direction", "transport")                      \
+    /* the share of this process */                                                                \
     X(STORE_CAPACITY, GAUGE, "kvplane_store_capacity_bytes", "Bytes the store can hold.")          \
     X(STORE_USED, GAUGE, "kvplane_store_used_bytes", "Bytes in use: live, reserved, quarantined.") \
     X(STORE_RESERVED, GAUGE, "kvplane_store_reserved_bytes", "Bytes of puts not yet committed.")   \
@@ -84,14 +148,39 @@
       "Bytes not reused yet, because somebody may still write or read them.")                      \
     X(STORE_RETIRED, GAUGE, "kvplane_store_retired_bytes",                                         \
       "Bytes of retired lineages not reclaimed yet; new puts use them first.")                     \
+    X(STORE_LOCKED, GAUGE, "kvplane_store_locked_bytes",                                           \
+      "Bytes that no eviction may take: promised, read, pinned, or being written.")                \
     X(STORE_OBJECTS, GAUGE, "kvplane_store_objects", "Objects stored.")                            \
+    X(STORE_TICKETS, GAUGE, "kvplane_store_tickets", "Reads that are promised now.")               \
+    X(STORE_HOLDS, GAUGE, "kvplane_store_holds", "Objects that lookups were promised.")            \
     X(STORE_EVICTED, COUNTER, "kvplane_store_evicted_total", "Objects evicted for space.")         \
     X(STORE_RECLAIMED, COUNTER, "kvplane_store_reclaimed_total",                                   \
       "Objects of retired lineages reclaimed.")                                                    \
-    X(STORE_EVENTS, COUNTER, "kvplane_store_events_total", "What the store did, by kind.",         \
-      "event")                                                                                     \
+    X(STORE_TICKETS_LOST, COUNTER, "kvplane_store_tickets_lost_total",                             \
+      "Promised reads that ended by their bound or with their reader.")                            \
+    X(STORE_LOOKUPS, COUNTER, "kvplane_store_lookups_total", "Keys looked up: hit or miss.",       \
+      "result")                                                                                    \
+    X(STORE_PUTS, COUNTER, "kvplane_store_puts_total",                                             \
+      "Puts: ok, existed, refused (no space or quota), fenced (a retired lineage), failed.",       \
+      "result")                                                                                    \
+    X(STORE_GETS, COUNTER, "kvplane_store_gets_total",                                             \
+      "Gets: ok, missed, ticket (no longer held), checksum (the bytes were not those put), "       \
+      "failed.",                                                                                   \
+      "result")                                                                                    \
+    X(STORE_PUT_BYTES, COUNTER, "kvplane_store_put_bytes_total", "Bytes stored.")                  \
+    X(STORE_GET_BYTES, COUNTER, "kvplane_store_get_bytes_total", "Bytes read.")                    \
+    X(STORE_REMOVED, COUNTER, "kvplane_store_removed_total", "Objects removed by key.")            \
+    X(STORE_SCRUBS, COUNTER, "kvplane_store_scrubs_total",                                         \
+      "Objects hashed again after a checksum mismatch: good, or bad and dropped.", "result")       \
+    X(CHECKSUMS, COUNTER, "kvplane_checksum_failures_total",                                       \
+      "Bytes that did not match their checksum: read from the share (get), hashed again there "    \
+      "(scrub), or arrived on a connection (wire).",                                               \
+      "at")                                                                                        \
     X(TENANT_USED, GAUGE, "kvplane_tenant_used_bytes", "Bytes in use by a tenant.", "tenant")      \
     X(TENANT_OBJECTS, GAUGE, "kvplane_tenant_objects", "Objects of a tenant.", "tenant")           \
+    X(TENANT_EVICTED, COUNTER, "kvplane_tenant_evicted_total",                                     \
+      "Objects of a tenant evicted for space.", "tenant")                                          \
+    /* the cluster */                                                                              \
     X(ETCD_REACHABLE, GAUGE, "kvplane_etcd_reachable",                                             \
       "1 while etcd answers; 0 also without one.")                                                 \
     X(NODE_UP, GAUGE, "kvplane_node_up", "1 while a store node can be reached.", "node")           \
@@ -109,6 +198,8 @@
       "What happened on the connections to a store node, by what carries them; node `-`: on "      \
       "those of others to the share of this process.",                                             \
       "node", "transport", "event")                                                                \
+    X(CONNECTION_BYTES, COUNTER, "kvplane_connection_bytes_total",                                 \
+      "Bytes on those connections: sent and received.", "node", "transport", "direction")          \
     X(LANES, GAUGE, "kvplane_connections",                                                         \
       "Connections to a store node that are admitted now, by what carries them (rdma: a queue "    \
       "pair each); node `-`: those of others.",                                                    \
@@ -123,6 +214,8 @@
       "cause")                                                                                     \
     X(NODE_REQUESTS, GAUGE, "kvplane_node_requests_running",                                       \
       "Requests of other processes for the share, not answered yet.")                              \
+    /* REST */                                                                                     \
+    X(HTTP_CONNECTIONS, GAUGE, "kvplane_http_connections", "HTTP connections open.")               \
     X(HTTP_REQUESTS, COUNTER, "kvplane_http_requests_total", "HTTP requests answered.", "route",   \
       "code")                                                                                      \
     X(HTTP_SECONDS, HISTOGRAM, "kvplane_http_request_seconds",                                     \
@@ -139,5 +232,8 @@ extern const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT];
 /* The families CONNECTIONS and LANES, of one node and what carries them (tcp, rdma). */
 void kvp_metrics_peer(struct kvb_metrics *metrics, const char *node, const char *transport,
                       const struct kvt_peer_stats *stats);
+
+/* A heartbeat of an event loop came so late. Any thread. */
+void kvp_metrics_beat(struct kvb_metrics *metrics, const char *loop, uint64_t lag_ns);
 
 #endif

@@ -133,6 +133,7 @@ static kvb_status_t create_server(struct kvp_storage *storage,
     }
     kvp_program_record(cluster, address, config->store_bytes, &storage->record);
     const struct kvp_server_config server = {
+        .metrics = storage->metrics,
         .sched = kvp_loop_sched(storage->loop),
         .io = kvp_loop_io(storage->loop),
         .share = storage->share,
@@ -292,6 +293,16 @@ void kvp_storage_woken(struct kvp_storage *storage)
     if (storage->share != NULL) {
         kvs_keeper_woken(&storage->keeper);
     }
+}
+
+const char *kvp_storage_transport(const struct kvp_storage *storage, struct kvs_node *node)
+{
+    if (node == storage->node) {
+        return "loopback";
+    }
+    struct kvs_remote_status status;
+    kvs_remote_status(node, &status);
+    return status.by != NULL ? status.by : "none";
 }
 
 struct kvs_client *kvp_storage_client(struct kvp_storage *storage)

@@ -33,6 +33,8 @@ void kvp_storage_stop(struct kvp_storage *storage, void (*stopped)(void *ctx), v
  * something of it hears of its end. NULL: nothing. */
 void kvp_storage_destroy(struct kvp_storage *storage);
 
+/* What carries questions to that node now: for metrics. */
+const char *kvp_storage_transport(const struct kvp_storage *storage, struct kvs_node *node);
 struct kvs_client *kvp_storage_client(struct kvp_storage *storage);
 struct kvs_coordinator *kvp_storage_coordinator(struct kvp_storage *storage);
 struct kvt_regions *kvp_storage_regions(struct kvp_storage *storage);

@@ -56,6 +56,8 @@ struct coord_call {
     struct kvp_op *op;             /* tenant reset */
     enum kvp_lineage_do what;
     uint32_t ask;
+    uint64_t asked_ns;
+    struct kvb_log_context log; /* whose doing it is */
     struct kvb_lineage lineages[KVB_RETIRED_MAX];
 };
 
@@ -192,6 +194,8 @@ static void on_coord_answer(struct kvs_coord_request *request, kvb_status_t stat
         free(call);
         return;
     }
+    const struct kvb_log_context before = kvb_log_context();
+    kvb_log_set_context(&call->log);
     if (status == KVB_ERR_NO_MEMORY) {
         kvp_instance_schedule_reconcile(instance); /* asks again */
     }
@@ -212,6 +216,9 @@ static void on_coord_answer(struct kvs_coord_request *request, kvb_status_t stat
         break;
     case KVP_DO_RETIRE:
         instance->retire_status = status;
+        KVB_LOG(INFO, "retirement at the coordinator", KVB_STR("instance", instance->name),
+                KVB_STATUS(status),
+                KVB_MS("took", kvb_now_ns(instance->fleet->config.sched->clock) - call->asked_ns));
         kvp_instance_event(instance, "retired", kvb_status_label(status));
         KVP_LINEAGE(instance, retired, call->ask, status);
         break;
@@ -223,6 +230,7 @@ static void on_coord_answer(struct kvs_coord_request *request, kvb_status_t stat
     }
     free(call);
     kvp_instance_changed(instance);
+    kvb_log_set_context(&before);
 }
 
 static struct coord_call *coord_call(struct kvp_instance *instance, enum kvp_lineage_do what,
@@ -233,6 +241,8 @@ static struct coord_call *coord_call(struct kvp_instance *instance, enum kvp_lin
         call->instance = instance;
         call->what = what;
         call->ask = ask;
+        call->asked_ns = kvb_now_ns(instance->fleet->config.sched->clock);
+        call->log = kvb_log_context();
         call->request.done = on_coord_answer;
         kvb_list_push_back(&instance->coord_calls, &call->link);
     }
@@ -360,6 +370,12 @@ static void run_action(struct kvp_instance *instance, const struct kvp_lineage_a
 
 void kvp_bind_run(struct kvp_instance *instance, const struct kvp_lineage_out *out)
 {
+    const struct kvp_fleet_config *config = &instance->fleet->config;
+    for (enum kvp_leave why = KVP_LEAVE_PAUSE; why <= KVP_LEAVE_ECHO; why++) {
+        if ((out->left & 1u << why) != 0 && config->left != NULL) {
+            config->left(config->ctx, instance->name, kvp_leave_label(why));
+        }
+    }
     kvp_lineage_stay(&instance->lineage, &instance->stay);
     for (uint32_t i = 0; i < out->n; i++) {
         run_action(instance, &out->actions[i]);

@@ -77,7 +77,8 @@ enum kvp_external {
     KVP_EXTERNAL_FAILED
 };
 
-struct kvp_view; /* below */
+struct kvp_view;             /* below */
+struct kvp_operation_record; /* below */
 
 /* How it ended. Borrowed for the callback. */
 struct kvp_outcome {
@@ -204,6 +205,12 @@ struct kvp_fleet_config {
     void (*describe)(void *ctx, const struct kvp_view *view, char *text, size_t cap);
     /* One line for the event stream and the log: what happened to whom. */
     void (*event)(void *ctx, const char *instance, const char *kind, const char *detail);
+    /* To be counted: a step of an operation ended, and how; an operation did, or was refused; a
+     * lineage was left, and why. */
+    void (*stepped)(void *ctx, const char *operation, const char *step, kvb_status_t status,
+                    uint64_t took_ns);
+    void (*ended)(void *ctx, const struct kvp_operation_record *record);
+    void (*left)(void *ctx, const char *instance, const char *why);
     void *ctx;
 };
 

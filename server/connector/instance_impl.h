@@ -70,7 +70,8 @@ struct kvp_op {
 
     /* the step in progress */
     bool in_step;
-    uint32_t left; /* ranks that have not answered */
+    uint64_t step_ns; /* when it began */
+    uint32_t left;    /* ranks that have not answered */
     kvb_status_t step_status;
 
     /* the answer */
@@ -207,6 +208,7 @@ static inline uint64_t kvp_instance_bound(const struct kvp_instance *instance,
     do {                                                                                           \
         struct kvp_lineage_out kvp_out_;                                                           \
         kvp_out_.n = 0;                                                                            \
+        kvp_out_.left = 0;                                                                         \
         kvp_lineage_##event(&(instance)->lineage, ##__VA_ARGS__, &kvp_out_);                       \
         kvp_bind_run((instance), &kvp_out_);                                                       \
     } while (0)

@@ -321,6 +321,7 @@ static void leave_for(struct kvp_lineage *l, enum kvp_leave why, const struct kv
         return;
     }
     leave(l, keeps_name(why), random, out);
+    out->left |= 1u << why;
 }
 
 /* Rule 7: this leaving is the step event. It counts only if weights were written since the last. */
@@ -783,6 +784,7 @@ static void attach_echo(struct kvp_lineage *l, const struct kvp_lineage_hello *h
     emit(out, KVP_DO_STAY);
     if (l->update || hello->written) {
         leave(l, false, random, out);
+        out->left |= 1u << KVP_LEAVE_WRITTEN;
         name_clear(l->last_name);
     } else if (!kvp_lineage_named(l) || !l->coordinator || !l->reachable ||
                l->kind == KVP_NAME_STEP) {

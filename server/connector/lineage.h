@@ -157,6 +157,7 @@ struct kvp_lineage_action {
 #define KVP_LINEAGE_ACTIONS_MAX (KVP_TOLD_MAX + 16)
 /* Filled by each event; to be carried out in order. */
 struct kvp_lineage_out {
+    uint32_t left; /* bits (1 << kvp_leave): it was left, and why; for the metrics */
     uint32_t n;
     struct kvp_lineage_action actions[KVP_LINEAGE_ACTIONS_MAX];
 };

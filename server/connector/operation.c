@@ -44,10 +44,20 @@ const struct kvp_plan *kvp_op_plan(const struct kvp_op *op)
     return op->undoing ? &op->undo : &op->plan;
 }
 
-/* Every line until the next call carries the request it belongs to. */
-static void log_as(const struct kvp_op *op)
+/* Every line from here on is its doing, until what is returned is set again. */
+static struct kvb_log_context log_as(const struct kvp_op *op)
 {
-    kvb_log_request(op->record.request_id[0] != '\0' ? op->record.request_id : NULL);
+    return kvb_log_enter(op->record.request_id, op->record.id);
+}
+
+static const char *label_of(const struct kvp_op *op)
+{
+    return op->internal ? "reconcile" : kvp_operation_label(op->ask.operation);
+}
+
+static uint64_t since(const struct kvp_op *op, uint64_t begun_ns)
+{
+    return kvb_now_ns(op->fleet->config.sched->clock) - begun_ns;
 }
 
 /* ---- made and freed ---- */
@@ -131,7 +141,11 @@ static void answer(struct kvp_op *op)
     op->record.finished_ns = kvb_now_ns(op->fleet->config.sched->clock);
     snprintf(op->record.message, sizeof op->record.message, "%.255s", op->message);
     if (!op->internal) {
+        const struct kvp_fleet_config *config = &op->fleet->config;
         kvp_fleet_record(op->fleet, &op->record);
+        if (config->ended != NULL) {
+            config->ended(config->ctx, &op->record);
+        }
     }
     for (struct kvb_list *link; (link = kvb_list_pop(&op->callers)) != NULL;) {
         struct kvp_caller *caller = kvb_container_of(link, struct kvp_caller, link);
@@ -142,20 +156,42 @@ static void answer(struct kvp_op *op)
     }
 }
 
+/* The last line of its story. */
+static void log_ended(const struct kvp_op *op)
+{
+    if (op->internal) {
+        KVB_LOG(DEBUG, "operation ended", KVB_STR("instance", op->record.instance),
+                KVB_STR("operation", label_of(op)), KVB_STATUS(op->status),
+                KVB_MS("took", since(op, op->record.started_ns)));
+        return;
+    }
+    KVB_LOG(INFO, "operation ended",
+            KVB_STR("instance", op->instance != NULL ? op->instance->name : NULL),
+            KVB_STR("operation", label_of(op)), KVB_STATUS(op->status),
+            KVB_MS("took", since(op, op->record.started_ns)),
+            KVB_STR("message", op->message[0] != '\0' ? op->message : NULL));
+}
+
 /* Never ran: its turn did not come, or it was refused. */
 static void reject(struct kvp_op *op, kvb_status_t status, const char *message)
 {
+    struct kvb_log_context before = log_as(op);
     op->status = status;
     kvp_op_say(op, "%s", message);
+    log_ended(op);
     answer(op);
     op_free(op);
+    kvb_log_set_context(&before);
 }
 
 static void on_rejected(struct kvb_event *event)
 {
     struct kvp_op *op = kvb_container_of(event, struct kvp_op, event);
+    struct kvb_log_context before = log_as(op);
+    log_ended(op);
     answer(op);
     op_free(op);
+    kvb_log_set_context(&before);
 }
 
 static void reject_later(struct kvp_op *op, kvb_status_t status)
@@ -534,6 +570,7 @@ static void finish(struct kvp_op *op)
     if (beside(op)) {
         kvb_list_remove(&op->link);
         instance->nbeside--;
+        log_ended(op);
         answer(op);
         op_free(op);
         return;
@@ -560,11 +597,8 @@ static void finish(struct kvp_op *op)
     KVP_LINEAGE(instance, stopped, fsm->scheduler != KVP_SCHEDULER_RUNNING);
     KVP_LINEAGE(instance, disown);
     instance->running = NULL;
+    log_ended(op);
     if (!op->internal) {
-        KVB_LOG(INFO, "operation ended", KVB_STR("instance", instance->name),
-                KVB_STR("operation", kvp_operation_label(op->ask.operation)),
-                KVB_STATUS(op->status),
-                KVB_STR("message", op->message[0] != '\0' ? op->message : NULL));
         kvp_instance_event(instance, kvp_operation_label(op->ask.operation),
                            kvb_status_label(op->status));
     }
@@ -722,10 +756,30 @@ static void note_soft(struct kvp_op *op)
     kvp_op_say(op, "%s: %s", kvp_step_info(step)->label, kvb_status_text(op->step_status));
 }
 
+/* A step ended with op->step_status: told and counted. */
+static void step_ended(struct kvp_op *op, const struct kvp_step_info *info)
+{
+    const struct kvp_fleet_config *config = &op->fleet->config;
+    uint64_t took_ns = since(op, op->step_ns);
+    const char *msg = op->undoing ? "operation step, undoing" : "operation step";
+    if (op->internal || beside(op)) {
+        KVB_LOG(DEBUG, msg, KVB_STR("instance", op->instance->name),
+                KVB_STR("operation", label_of(op)), KVB_STR("step", info->label),
+                KVB_STATUS(op->step_status), KVB_MS("took", took_ns));
+    } else {
+        KVB_LOG(INFO, msg, KVB_STR("instance", op->instance->name),
+                KVB_STR("operation", label_of(op)), KVB_STR("step", info->label),
+                KVB_STATUS(op->step_status), KVB_MS("took", took_ns));
+    }
+    if (config->stepped != NULL) {
+        config->stepped(config->ctx, label_of(op), info->label, op->step_status, took_ns);
+    }
+}
+
 /* Runs steps until one has to be waited for, or the plan is done. */
 static void advance(struct kvp_op *op)
 {
-    log_as(op);
+    struct kvb_log_context before = log_as(op);
     for (;;) {
         const struct kvp_plan *plan = kvp_op_plan(op);
         if (!op->instance->attached && !op->undoing) {
@@ -761,12 +815,14 @@ static void advance(struct kvp_op *op)
         snprintf(op->record.step, sizeof op->record.step, "%s", info->label);
         op->no_return = op->no_return || (info->no_return && !op->undoing && !op->internal);
         op->in_step = true;
+        op->step_ns = kvb_now_ns(op->fleet->config.sched->clock);
         op->step_status = KVB_OK;
         if (kvp_step_begin(op, step)) {
             kvp_instance_changed(op->instance);
             break;
         }
         op->in_step = false;
+        step_ended(op, info);
         if (op->step_status != KVB_OK && !info->soft) {
             step_failed(op);
             break;
@@ -776,7 +832,7 @@ static void advance(struct kvp_op *op)
         }
         op->pos++;
     }
-    kvb_log_request(NULL);
+    kvb_log_set_context(&before);
 }
 
 void kvp_op_step_done(struct kvp_op *op, kvb_status_t status)
@@ -788,10 +844,13 @@ void kvp_op_step_done(struct kvp_op *op, kvb_status_t status)
     op->in_step = false;
     op->wait = KVP_WAIT_NOTHING;
     op->step_status = status;
+    struct kvb_log_context before = log_as(op);
+    step_ended(op, info);
+    kvb_log_set_context(&before);
     if (status != KVB_OK && !info->soft) {
-        log_as(op);
+        (void)log_as(op);
         step_failed(op);
-        kvb_log_request(NULL);
+        kvb_log_set_context(&before);
         return;
     }
     if (status != KVB_OK) {
@@ -886,9 +945,10 @@ static void start(struct kvp_op *op)
             .counts_steps = op->fleet->unversioned == KVP_UNVERSIONED_RESET,
         };
         kvp_plan_make(&op->ask, &now, &op->plan);
-        log_as(op);
+        struct kvb_log_context before = log_as(op);
         KVB_LOG(INFO, "operation started", KVB_STR("instance", instance->name),
-                KVB_STR("operation", kvp_operation_label(op->ask.operation)));
+                KVB_STR("operation", label_of(op)));
+        kvb_log_set_context(&before);
     }
     if (op->plan.refused != KVB_OK) {
         op->status = op->plan.refused;

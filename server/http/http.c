@@ -92,6 +92,13 @@ static kvb_status_t copy_tokens(struct kvp_http *http, const struct kvp_http_tok
     return KVB_OK;
 }
 
+uint32_t kvp_http_connections(const struct kvp_http *http)
+{
+    const union MHD_DaemonInfo *info =
+        MHD_get_daemon_info(http->mhd, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+    return info != NULL ? info->num_connections : 0;
+}
+
 kvb_status_t kvp_http_set_tokens(struct kvp_http *http, const struct kvp_http_token *tokens,
                                  uint32_t ntokens)
 {

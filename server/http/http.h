@@ -95,6 +95,7 @@ struct kvp_http;
 KVB_MUST_USE kvb_status_t kvp_http_start(const struct kvp_http_config *config,
                                          struct kvp_http **http_p);
 uint16_t kvp_http_port(const struct kvp_http *http);
+uint32_t kvp_http_connections(const struct kvp_http *http); /* open now; any thread */
 /* Any thread: these, at most KVP_HTTP_TOKENS_MAX and at least one, instead of those it has; copied.
  * BAD_STATE: it was started without, and asks for none. */
 KVB_MUST_USE kvb_status_t kvp_http_set_tokens(struct kvp_http *http,

@@ -92,6 +92,13 @@ static void on_closed(void *arg)
 {
     struct kvp_link_rank *rank = arg;
     rank->device = NULL;
+    if (rank->owner->config.metrics != NULL && !superseded(rank)) {
+        char number[16];
+        (void)snprintf(number, sizeof number, "%u", rank->base.index);
+        const char *values[] = {rank->instance_name, number};
+        kvb_series_drop(rank->owner->config.metrics, KVP_M_CUDA_HELPERS, values, 2);
+        kvb_series_drop(rank->owner->config.metrics, KVP_M_CUDA_HELD, values, 2);
+    }
     kvp_link_rank_settle(rank);
 }
 

@@ -17,9 +17,8 @@ struct kvp_link {
     uint32_t nsessions;
     uint32_t nranks; /* ranks not yet freed: also those whose connection is gone */
     uint64_t last_session;
-    uint32_t tasks_queued[3]; /* by kvp_task_kind, over all ranks */
-    uint32_t tasks_running[3];
-    struct kvb_list starved; /* struct kvp_link_rank, whose batch the store had no room for */
+    uint32_t tasks_running[3]; /* by kvp_task_kind, over all ranks */
+    struct kvb_list starved;   /* struct kvp_link_rank, whose batch the store had no room for */
     void (*stopped)(void *ctx);
     void *stopped_ctx;
     struct kvb_event stop_event;

@@ -49,6 +49,17 @@ kvb_status_t kvp_link_create(const struct kvp_link_config *config, struct kvp_li
     return KVB_OK;
 }
 
+void kvp_link_beat(struct kvp_link *link)
+{
+    kvb_list_each(&link->sessions, each)
+    {
+        const struct kvp_link_rank *rank = kvp_session_rank(kvp_session_of(each));
+        if (rank != NULL && !rank->released) {
+            kvp_tasks_show(rank);
+        }
+    }
+}
+
 void kvp_link_stop(struct kvp_link *link, void (*done)(void *ctx), void *ctx)
 {
     kvb_assert(link->listener != NULL);

@@ -56,6 +56,9 @@ struct kvp_link_config {
 KVB_MUST_USE kvb_status_t kvp_link_create(const struct kvp_link_config *config,
                                           struct kvp_link **link_p);
 
+/* At each heartbeat: how old what waits in the queues is, for the metrics. */
+void kvp_link_beat(struct kvp_link *link);
+
 /* Admits nobody any more and ends every session; done, later, once the last one and all of its
  * transfers are gone. */
 void kvp_link_stop(struct kvp_link *link, void (*done)(void *ctx), void *ctx);

@@ -155,6 +155,8 @@ void kvp_link_rank_release(struct kvp_link_rank *rank)
     rank->session = NULL;
     rank->connected = false;
     rank->released = true;
+    kvp_tasks_forget_shown(rank);
+    kvp_regions_forget_shown(rank);
     kvp_link_rank_settle(rank);
 }
 

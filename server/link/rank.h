@@ -152,6 +152,7 @@ void kvp_regions_each(const struct kvp_link_rank *rank, kvp_region_fn each, void
  * instance hears of it. */
 void kvp_regions_lost(struct kvp_link_rank *rank);
 void kvp_regions_stop(struct kvp_link_rank *rank);
+void kvp_regions_forget_shown(const struct kvp_link_rank *rank); /* its metrics */
 void kvp_regions_cleanup(struct kvp_link_rank *rank); /* stopped, and every region gone */
 
 /* device.c */
@@ -178,6 +179,9 @@ struct kvp_drain_progress kvp_tasks_progress(const struct kvp_link_rank *rank);
 void kvp_tasks_queues(const struct kvp_link_rank *rank, struct kvp_queue_view *views);
 void kvp_tasks_stay_changed(struct kvp_link_rank *rank);
 void kvp_tasks_stop(struct kvp_link_rank *rank); /* all of them, with DISCONNECTED */
+/* How old what is in its queues is, in the metrics; their depth is shown as it changes. */
+void kvp_tasks_show(const struct kvp_link_rank *rank);
+void kvp_tasks_forget_shown(const struct kvp_link_rank *rank); /* released: its metrics */
 bool kvp_tasks_none(const struct kvp_link_rank *rank);
 void kvp_tasks_cleanup(struct kvp_link_rank *rank);
 

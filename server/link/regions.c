@@ -94,6 +94,19 @@ static void show(const struct kvp_link_rank *rank)
     }
 }
 
+void kvp_regions_forget_shown(const struct kvp_link_rank *rank)
+{
+    struct kvb_metrics *metrics = rank->owner->config.metrics;
+    char number[16];
+    (void)snprintf(number, sizeof number, "%u", rank->base.index);
+    const char *values[] = {rank->instance_name, number};
+    if (metrics != NULL) {
+        kvb_series_drop(metrics, KVP_M_REGIONS, values, 2);
+        kvb_series_drop(metrics, KVP_M_REGION_BYTES, values, 2);
+        kvb_series_drop(metrics, KVP_M_REGION_PINNED, values, 2);
+    }
+}
+
 static bool has_tag(const char (*tags)[KVB_NAME_MAX], uint32_t ntags, const char *tag)
 {
     for (uint32_t i = 0; i < ntags; i++) {

@@ -27,6 +27,8 @@ struct call {
     struct kvb_timer bound;
     kvp_rank_call_fn done;
     void *arg;
+    uint64_t asked_ns;
+    struct kvb_log_context log; /* whose doing it is */
 };
 
 struct kvp_session {
@@ -49,13 +51,21 @@ enum { REPLY_MIN_MAX = 4096 };
 
 static void complete(struct call *call, kvb_status_t status, const union kvp_rank_reply *reply)
 {
+    struct kvb_sched *sched = call->session->owner->config.sched;
+    const struct kvp_link_rank *rank = call->session->rank;
+    const struct kvb_log_context before = kvb_log_context();
     kvb_list_remove(&call->link);
-    kvb_sched_timer_clear(call->session->owner->config.sched, &call->bound);
+    kvb_sched_timer_clear(sched, &call->bound);
     kvp_rank_call_fn done = call->done;
     void *arg = call->arg;
+    kvb_log_set_context(&call->log);
+    KVB_LOG(DEBUG, "call to the engine ended", KVB_STR("rank", rank != NULL ? rank->name : NULL),
+            KVB_STR("message", kvb_link_info(call->type)->label), KVB_STATUS(status),
+            KVB_MS("took", kvb_now_ns(sched->clock) - call->asked_ns));
     kvb_writer_cleanup(&call->frame);
     free(call);
     done(arg, status, reply);
+    kvb_log_set_context(&before);
 }
 
 /* ---- replies to our calls ---- */
@@ -130,9 +140,12 @@ static void on_call_bound(struct kvb_timer *timer)
     struct call *call = kvb_container_of(timer, struct call, bound);
     const char *label = kvb_link_info(call->type)->label;
     kvp_count(call->session->owner->config.metrics, KVP_M_CALLS_TIMED_OUT, label, 1);
+    const struct kvb_log_context before = kvb_log_context();
+    kvb_log_set_context(&call->log);
     KVB_LOG_LIMITED(WARN, "no answer within the bound", KVB_STR("rank", call->session->rank->name),
                     KVB_STR("message", label));
     complete(call, KVB_ERR_TIMEOUT, NULL);
+    kvb_log_set_context(&before);
 }
 
 static void pack_call(struct kvb_writer *writer, uint16_t type, const void *msg)
@@ -179,6 +192,8 @@ void kvp_session_call(struct kvp_session *session, enum kvb_link_type type, cons
     call->seq = ++session->last_seq;
     call->done = done;
     call->arg = arg;
+    call->asked_ns = kvb_now_ns(session->owner->config.sched->clock);
+    call->log = kvb_log_context();
     kvb_timer_init(&call->bound, on_call_bound);
     kvb_list_push_back(&session->calls, &call->link);
     kvb_writer_init(&call->frame, kvb_link_info(call->type)->max);

@@ -8,6 +8,7 @@
 #include "base/faults.h"
 #include "base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,21 +62,37 @@ static struct kvb_metrics *metrics_of(const struct kvp_link_rank *rank)
     return rank->owner->config.metrics;
 }
 
+static void show_of_queue(const struct kvp_link_rank *rank, enum kvp_task_kind kind,
+                          enum kvp_metric which, double value)
+{
+    char number[16];
+    (void)snprintf(number, sizeof number, "%u", rank->base.index);
+    const char *values[] = {rank->instance_name, number, kvp_queue_text((enum kvp_queue)kind)};
+    if (metrics_of(rank) != NULL && !rank->released) {
+        kvb_series_set(kvb_series(metrics_of(rank), which, values), value);
+    }
+}
+
 static void count_tasks(struct kvp_link_rank *rank, enum kvp_task_kind kind, int queued,
                         int running)
 {
-    struct kvp_link *owner = rank->owner;
     struct kvp_task_queue *queue = &rank->queues[kind];
     queue->nqueued += (uint32_t)queued;
     queue->nrunning += (uint32_t)running;
-    owner->tasks_queued[kind] += (uint32_t)queued;
-    owner->tasks_running[kind] += (uint32_t)running;
-    if (metrics_of(rank) != NULL) {
-        const char *values[] = {kvp_queue_text((enum kvp_queue)kind)};
-        kvb_series_set(kvb_series(metrics_of(rank), KVP_M_TASKS_QUEUED, values),
-                       owner->tasks_queued[kind]);
-        kvb_series_set(kvb_series(metrics_of(rank), KVP_M_TASKS_RUNNING, values),
-                       owner->tasks_running[kind]);
+    rank->owner->tasks_running[kind] += (uint32_t)running;
+    show_of_queue(rank, kind, KVP_M_TASKS_QUEUED, queue->nqueued);
+    show_of_queue(rank, kind, KVP_M_TASKS_RUNNING, queue->nrunning);
+}
+
+void kvp_tasks_forget_shown(const struct kvp_link_rank *rank)
+{
+    static const enum kvp_metric families[] = {KVP_M_TASKS_QUEUED, KVP_M_TASKS_RUNNING,
+                                               KVP_M_TASK_AGE};
+    char number[16];
+    (void)snprintf(number, sizeof number, "%u", rank->base.index);
+    const char *values[] = {rank->instance_name, number};
+    for (size_t i = 0; metrics_of(rank) != NULL && i < sizeof families / sizeof families[0]; i++) {
+        kvb_series_drop(metrics_of(rank), families[i], values, 2);
     }
 }
 
@@ -600,6 +617,16 @@ static void end_queued(struct kvp_link_rank *rank, enum kvp_task_kind kind, kvb_
     }
 }
 
+/* What an operation does to transfers belongs to its story. */
+static void tell_stopped(const struct kvp_link_rank *rank, const char *why, uint32_t queued,
+                         uint32_t running)
+{
+    if (queued + running > 0) {
+        KVB_LOG(INFO, why, KVB_STR("rank", rank->name), KVB_U64("queued", queued),
+                KVB_U64("running", running));
+    }
+}
+
 static void stop_running(struct kvp_link_rank *rank, enum kvp_task_kind kind)
 {
     uint64_t stop_ns = kvb_deadline_in_ms(rank->sched->clock, rank->owner->config.abort_ms);
@@ -611,6 +638,8 @@ static void stop_running(struct kvp_link_rank *rank, enum kvp_task_kind kind)
 
 void kvp_tasks_stay_changed(struct kvp_link_rank *rank)
 {
+    uint32_t queued = 0;
+    uint32_t running = 0;
     for (int kind = 0; kind < KVP_TASK_KINDS; kind++) {
         kvb_list_each(&rank->queues[kind].queued, link)
         {
@@ -618,6 +647,7 @@ void kvp_tasks_stay_changed(struct kvp_link_rank *rank)
             kvb_status_t status = judge_again(rank, kind, task->token);
             if (status != KVB_OK) {
                 finish(task, status);
+                queued++;
             }
         }
     }
@@ -627,8 +657,10 @@ void kvp_tasks_stay_changed(struct kvp_link_rank *rank)
         if (judge_end(rank, KVP_TASK_GET, task->token) != KVB_OK) {
             kvs_client_cancel(&task->store,
                               kvb_deadline_in_ms(rank->sched->clock, rank->owner->config.abort_ms));
+            running++;
         }
     }
+    tell_stopped(rank, "transfers of an earlier stay are stopped", queued, running);
 }
 
 void kvp_tasks_stop(struct kvp_link_rank *rank)
@@ -679,6 +711,8 @@ void kvp_tasks_drain(struct kvp_link_rank *rank, bool abort, uint64_t deadline_n
     rank->drain.done = done;
     rank->drain.arg = arg;
     if (abort && !kvb_fault(KVB_FAULT_DRAIN_SKIPPED)) {
+        struct kvp_drain_progress now = kvp_tasks_progress(rank);
+        tell_stopped(rank, "transfers are stopped", now.queued, now.running);
         end_queued(rank, KVP_TASK_PUT, KVB_ERR_CANCELED);
         end_queued(rank, KVP_TASK_GET, KVB_ERR_CANCELED);
         stop_running(rank, KVP_TASK_PUT);
@@ -718,6 +752,15 @@ void kvp_tasks_queues(const struct kvp_link_rank *rank, struct kvp_queue_view *v
 {
     for (int kind = 0; kind < KVP_TASK_KINDS; kind++) {
         views[kind] = queue_view(rank, (enum kvp_task_kind)kind);
+    }
+}
+
+void kvp_tasks_show(const struct kvp_link_rank *rank)
+{
+    for (int kind = 0; kind < KVP_TASK_KINDS; kind++) {
+        struct kvp_queue_view view = queue_view(rank, (enum kvp_task_kind)kind);
+        show_of_queue(rank, (enum kvp_task_kind)kind, KVP_M_TASK_AGE,
+                      (double)view.oldest_age_ns / 1e9);
     }
 }
 

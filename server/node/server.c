@@ -2,6 +2,7 @@
 #include "node/server.h"
 
 #include "loop.h"
+#include "metrics.h"
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -31,6 +32,7 @@ struct accepted {
 
 struct worker {
     struct kvp_server *server;
+    struct kvb_metrics *metrics; /* immutable; NULL: nothing is counted */
     struct kvp_loop *loop;
     struct kvb_queue accepted;
     pthread_t thread;
@@ -94,7 +96,9 @@ static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
     struct worker *worker = ctx;
     struct kvs_service_stats stats;
     (void)now_ns;
-    (void)lag_ns;
+    if (worker->metrics != NULL) {
+        kvp_metrics_beat(worker->metrics, "io", lag_ns);
+    }
     kvs_service_stats(worker->service, &stats);
     kvb_mutex_lock(&worker->lock);
     worker->stats = stats;
@@ -205,6 +209,7 @@ uint16_t kvp_server_rdma_port(const struct kvp_server *server)
 /* Everything but the thread, which then owns net and service. */
 static kvb_status_t prepare(struct worker *worker, const struct kvp_server_config *config)
 {
+    worker->metrics = config->metrics;
     kvb_status_t status = kvp_loop_create(&loop_ops, worker, &worker->loop);
     if (status != KVB_OK) {
         return status;

@@ -29,6 +29,7 @@ struct kvp_server_config {
     uint64_t incarnation;
     uint64_t ticket_ms, hold_ms;
     uint32_t lanes_max, lanes_each_max; /* of each thread */
+    struct kvb_metrics *metrics;        /* of kvp_metric_table; NULL: nothing is counted */
 };
 
 /* NO_MEMORY, LIMIT (threads, descriptors, the device's queues), IO; BUSY, UNAVAILABLE, INVALID

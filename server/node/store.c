@@ -150,7 +150,9 @@ static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
     struct kvp_store *store = ctx;
     kvp_program_alive(now_ns, &store->told_ns);
     if (store->http != NULL) { /* whole */
-        kvp_collect_beat(&store->collect, NULL, lag_ns);
+        kvp_collect_beat(&store->collect, lag_ns);
+        kvb_series_set(kvb_series0(store->metrics, KVP_M_HTTP_CONNECTIONS),
+                       kvp_http_connections(store->http));
         atomic_store(&store->known,
                      store->cluster == NULL || kvp_cluster_was_reachable(store->cluster));
         atomic_store(&store->etcd_reachable,
@@ -309,6 +311,7 @@ static kvb_status_t create_server(struct kvp_store *store)
         .incarnation = store->record.incarnation,
         .ticket_ms = kvb_fault_run() ? 0 : config->ticket,
         .hold_ms = config->hold,
+        .metrics = store->metrics,
         .lanes_max = (uint32_t)config->lanes_max,
         .lanes_each_max = (uint32_t)config->lanes_each_max,
     };

@@ -60,6 +60,9 @@ struct kvs_client {
     struct kvb_list batches; /* in flight */
     uint32_t nbatches;
     uint32_t nitems;
+    void (*moved)(void *ctx, struct kvs_node *node, const struct kvs_node_call *call,
+                  uint64_t took_ns);
+    void *moved_ctx;
 };
 
 kvb_status_t kvs_client_create(struct kvb_sched *sched, struct kvs_client **client_p)
@@ -73,6 +76,15 @@ kvb_status_t kvs_client_create(struct kvb_sched *sched, struct kvs_client **clie
     kvb_list_init(&client->batches);
     *client_p = client;
     return KVB_OK;
+}
+
+void kvs_client_on_moved(struct kvs_client *client,
+                         void (*moved)(void *ctx, struct kvs_node *node,
+                                       const struct kvs_node_call *call, uint64_t took_ns),
+                         void *ctx)
+{
+    client->moved = moved;
+    client->moved_ctx = ctx;
 }
 
 void kvs_client_destroy(struct kvs_client *client)
@@ -244,6 +256,12 @@ static void end_call(struct flight_call *call)
     kvb_status_t why = KVB_OK;
     if (call->member.member->gone) {
         forget_timeouts(&call->base);
+    }
+    struct kvs_client *client = call->flight->client;
+    enum kvs_batch_op op = call->base.batch->op;
+    if (client->moved != NULL && (op == KVS_PUT || op == KVS_GET)) {
+        client->moved(client->moved_ctx, call->member.member->node, &call->base,
+                      kvb_now_ns(client->sched->clock) - call->member.begun_ns);
     }
     enum kvs_verdict verdict = judge(&call->base, &why);
     kvs_member_call_end(&call->member, verdict, why);

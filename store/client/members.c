@@ -230,6 +230,7 @@ void kvs_member_call_begin(struct kvs_member *member, struct kvs_member_call *ca
         .member = member,
         .health = kvs_health_begin(&member->health, op),
         .bytes = bytes,
+        .begun_ns = now_ns,
         .span_ns = span_ns(member, op),
     };
     call->bound_ns = member->node->ops->in_process ? KVB_NEVER : now_ns + call->span_ns;

@@ -74,6 +74,7 @@ struct kvs_member_call {
     struct kvb_list link;      /* member.calls */
     struct kvs_health_call health;
     uint64_t bytes;
+    uint64_t begun_ns;
     uint64_t span_ns;  /* what it may take */
     uint64_t bound_ns; /* by when it has to be answered; KVB_NEVER: by the batch's deadline */
     bool late;         /* given up, and judged for it */

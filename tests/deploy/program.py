@@ -37,12 +37,12 @@ def version():
 def metrics():
     """Name -> (type, labels); of a histogram also its _bucket, _sum and _count."""
     text = re.sub(r'"\s*\\?\n?\s*"', "", read("server/metrics.h").replace("\\\n", "\n"))
-    found, names = {}, re.findall(r'"(kvplane_\w+)"', text)
-    for kind, name, rest in re.findall(r'X\(\w+,\s*([A-Z]+),\s*"(kvplane_\w+)",\s*"[^"]*"((?:,\s*"\w+")*)\)', text):
+    found, names = {}, re.findall(r'"((?:kvplane|process)_\w+)"', text)
+    for kind, name, rest in re.findall(r'X\(\w+,\s*([A-Z]+),\s*"(\w+)",\s*"[^"]*"((?:,\s*"\w+")*)\)', text):
         labels = re.findall(r'"(\w+)"', rest)
         names.remove(name)
         found[name] = (kind, labels)
-        if kind == "HISTOGRAM":
+        if kind in ("HISTOGRAM", "BYTES"):
             del found[name]
             for end, more in (("_bucket", ["le"]), ("_sum", []), ("_count", [])):
                 found[name + end] = (kind, labels + more)

@@ -9,8 +9,8 @@
 /*
  * Structured lines to stderr, logfmt or JSON. Levels: error (an operation was lost), warn
  * (degraded, still running), info (life cycle), debug (per object), trace (per operation). Identity
- * comes first and always in the same order: ts, level, req (the id of the HTTP request or operation
- * this line belongs to), instance, then msg, then fields.
+ * comes first and always in the same order: ts, level, req and op (the ids of the HTTP request and
+ * of the lifecycle operation that caused this line), instance, then msg, then fields.
  *
  *   KVB_LOG(INFO, "instance asleep", KVB_STR("instance", name), KVB_U64("level", level),
  * KVB_MS("took", ns));
@@ -71,11 +71,28 @@ bool kvb_log_parse_level(const char *text, enum kvb_log_level *level_p);
 extern enum kvb_log_level kvb_log_threshold;
 
 /*
- * The request id that every line of this thread carries until the next call; NULL for none. The
- * loop sets it before it runs a step of an operation. Copied.
+ * What every line of this thread carries: whose doing it is. Whoever begins something that others
+ * end (a call to an engine, a question to the coordinator) keeps it, and sets it again before he
+ * hands over how it ended: so all lines of one operation can be found by its id.
  */
+struct kvb_log_context {
+    char request[KVB_REQUEST_ID_MAX]; /* "": none */
+    uint64_t operation;               /* 0: none */
+};
+struct kvb_log_context kvb_log_context(void);
+/* NULL: none. */
+void kvb_log_set_context(const struct kvb_log_context *context);
+/* Returns what it was before. request_id: copied; NULL: none. */
+struct kvb_log_context kvb_log_enter(const char *request_id, uint64_t operation);
+
+/* The request alone, of no operation; NULL for none. */
 void kvb_log_request(const char *request_id);
 const char *kvb_log_current_request(void);
+
+/* Lines written so far by level, and those that KVB_LOG_LIMITED held back. Any thread. */
+uint64_t kvb_log_lines(enum kvb_log_level level);
+uint64_t kvb_log_held_back(void);
+const char *kvb_log_level_text(enum kvb_log_level level);
 
 void kvb_log_write(enum kvb_log_level level, const char *msg, const struct kvb_field *fields,
                    size_t n);

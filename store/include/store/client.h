@@ -135,6 +135,14 @@ struct kvs_client_node {
 void kvs_client_each_node(const struct kvs_client *client,
                           void (*each)(void *arg, const struct kvs_client_node *node), void *arg);
 
+struct kvs_node_call;
+/* For metrics: a part of a PUT or GET that one node had has ended, every item of it with its
+ * status; took_ns since it was asked. Before the first batch. */
+void kvs_client_on_moved(struct kvs_client *client,
+                         void (*moved)(void *ctx, struct kvs_node *node,
+                                       const struct kvs_node_call *call, uint64_t took_ns),
+                         void *ctx);
+
 /* Taken only on OK. AGAIN: too much in flight, the completion of any batch makes room. INVALID: no
  * items, or no tenant. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_client_submit(struct kvs_client *client, struct kvs_batch *batch);
