@@ -18,6 +18,8 @@ import tempfile
 import time
 import unittest
 
+import recording
+
 PROGRAM = os.environ.get("KVPLANE_PROGRAM", "build/debug/kvplane")
 PROXY = os.environ.get("KVPLANE_PROXY", "build/debug/kvplane_proxy")
 SANITIZED = os.environ.get("KVPLANE_SANITIZED") == "1"
@@ -121,11 +123,35 @@ class Process:
 class Server(Process):
     """A process with a REST API."""
     READY = "kvplane ready "
+    KIND = "daemon"  # whose contract its answers keep
+    _tap = None
 
     def await_ready(self):
         self.url = self.line(self.READY).rsplit(" ", 1)[-1]
         self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
         self.port = int(port)
+        recording.server(self.port, self.KIND)
+
+    def tap(self):
+        """The url for other clients, whose answers are recorded as well (recording.py), while it lives."""
+        if not recording.DIRECTORY or self.popen.poll() is not None:
+            return self.url
+        if self._tap is None:
+            self._tap = recording.Tap(self.host, self.port)
+        return f"http://127.0.0.1:{self._tap.port}"
+
+    def tapped(self):
+        """The same, as host and port."""
+        host, port = self.tap().removeprefix("http://").rsplit(":", 1)
+        return host, int(port)
+
+    def kill(self, signum=signal.SIGKILL, deadline_s=DEADLINE_S):
+        code = super().kill(signum, deadline_s)
+        recording.server(getattr(self, "port", None), None)
+        if self._tap is not None:
+            self._tap.close()
+            self._tap = None
+        return code
 
     def request(self, method, path, body=None, headers=None, timeout=DEADLINE_S):
         """Status and JSON (or text) of the answer."""
@@ -197,6 +223,7 @@ class Daemon(Server):
 class StoreNode(Server):
     """A node of the cluster; its share is reached at cluster_port, or by what --advertise says."""
     READY = "kvplane store ready "
+    KIND = "store"
 
     def __init__(self, directory, etcd, *args, name="store-0", cluster_port=0,
                  store_bytes="64MiB"):
@@ -370,6 +397,7 @@ class Case(unittest.TestCase):
     """Processes end with the test, a test that failed leaves its directory."""
 
     def setUp(self):
+        recording.testing(self.id())
         self.directory = tempfile.mkdtemp(prefix="kvplane-it-")
         self.processes = []
 

@@ -23,7 +23,7 @@ class Commands(harness.Case):
     def kvplane(self, daemon, *args, **kw):
         env = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
         if daemon is not None:
-            env["KVPLANE_URL"] = daemon.url
+            env["KVPLANE_URL"] = daemon.tap()
         return subprocess.run([harness.PROGRAM, *args], capture_output=True, text=True, env=env,
                               timeout=harness.DEADLINE_S, **kw)
 
@@ -135,7 +135,7 @@ class Cli(Commands):
     def test_follow_shows_what_happens(self):
         daemon = self.daemon()
         engine = self.engine(daemon, "a")
-        follow = harness.Process(["events", "--follow", "--json", "--url", daemon.url],
+        follow = harness.Process(["events", "--follow", "--json", "--url", daemon.tap()],
                                  self.directory, "follow")
         self.processes.append(follow)
         follow.line('{"id":')
@@ -221,7 +221,7 @@ class Terminal:
         self.before = termios.tcgetattr(terminal)
         self.text = ""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
-        environment.update({"TERM": "xterm", "KVPLANE_URL": daemon.url if daemon else ""}, **(env or {}))
+        environment.update({"TERM": "xterm", "KVPLANE_URL": daemon.tap() if daemon else ""}, **(env or {}))
         self.popen = subprocess.Popen([program or harness.PROGRAM, *args], stdin=terminal, stdout=terminal,
                                       stderr=terminal, env=environment, start_new_session=True,
                                       preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))

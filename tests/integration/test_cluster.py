@@ -30,7 +30,7 @@ class Cluster(harness.Case):
         return counts
 
     def status(self, daemon, *args):
-        return subprocess.run([harness.PROGRAM, "status", "--url", daemon.url, *args],
+        return subprocess.run([harness.PROGRAM, "status", "--url", daemon.tap(), *args],
                               capture_output=True, text=True, timeout=harness.DEADLINE_S)
 
     @staticmethod

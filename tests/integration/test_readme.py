@@ -40,7 +40,7 @@ class Readme(harness.Case):
         super().setUp()
         self.plane = self.daemon()
         self.engine(self.plane, "engine-0")
-        self.address = f"127.0.0.1:{self.plane.port}"
+        self.address = self.plane.tap().removeprefix("http://")
 
     def test_the_session_prints_what_is_shown(self):
         session, = blocks("console")

@@ -69,7 +69,7 @@ class Serve(harness.Case):
     def test_a_request_in_work_is_answered_when_the_daemon_stops(self):
         daemon = self.daemon()
         self.engine(daemon, "a", "--misbehave", "pause-never")
-        connection = socket.create_connection((daemon.host, daemon.port))
+        connection = socket.create_connection(daemon.tapped())
         connection.settimeout(harness.DEADLINE_S)
         connection.sendall(b"POST /pause HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         harness.until("in work", lambda: "operation" in (daemon.instance("a") or {}))
@@ -216,7 +216,7 @@ class Serve(harness.Case):
         engine = self.engine(daemon, "a")
 
         def run(*args):
-            return subprocess.run([harness.PROGRAM, *args, "--url", daemon.url],
+            return subprocess.run([harness.PROGRAM, *args, "--url", daemon.tap()],
                                   capture_output=True, text=True, timeout=harness.DEADLINE_S)
 
         overview = run("status").stdout

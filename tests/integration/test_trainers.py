@@ -15,6 +15,7 @@ class Trainers(harness.Case):
         super().setUp()
         self.served = self.daemon()
         self.computing = self.engine(self.served, "engine-0")
+        self.port = self.served.tapped()[1]
 
     def expect_serving(self):
         """Whatever was asked before: it can be brought back, and computes what is right."""
@@ -28,7 +29,7 @@ class Trainers(harness.Case):
         self.assertEqual((counts["stale"], counts["torn"], counts["errors"]), (0, 0, 0), counts)
 
     def test_every_request_of_every_client_passes_in_order_on_one_system(self):
-        run = subprocess.run([sys.executable, str(REPLAY), f"127.0.0.1:{self.served.port}"],
+        run = subprocess.run([sys.executable, str(REPLAY), f"127.0.0.1:{self.port}"],
                              capture_output=True, text=True, timeout=240, check=False)
         self.assertEqual(run.returncode, 0, run.stdout)
         self.assertIn(" 0 failed", run.stdout)
@@ -38,8 +39,8 @@ class Trainers(harness.Case):
         defaults, all_requests = requests()
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for request in all_requests:
-                data = raw(defaults, request, self.served.port)
-                for status, body in pool.map(lambda _, d=data: send(self.served.port, d), range(2)):
+                data = raw(defaults, request, self.port)
+                for status, body in pool.map(lambda _, d=data: send(self.port, d), range(2)):
                     self.assertTrue(passes(request, status),
                                     f"{request['fw']}#{request['seq']} {request['path']}: {body}")
         self.expect_serving()
