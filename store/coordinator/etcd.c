@@ -247,9 +247,10 @@ static void node_removed(struct etcd *etcd, const struct kvs_entry *entry)
     }
 }
 
-/* By now another process may be the node of this name: its record is not ours to change. False: it
- * is. The txn compares that none has come since. */
-static bool node_is_ours(const struct etcd *etcd, const char *key, struct kvs_txn *txn)
+/* By now another process may be the node of this name: its record, if it is later than base, is not
+ * ours to change. False: it is. The txn compares that none has come since. */
+static bool node_is_ours(const struct etcd *etcd, const char *key, uint64_t base,
+                         struct kvs_txn *txn)
 {
     const char *tail =
         key + strlen(kvs_etcd_key(etcd, KVS_KEY_NODE, NULL, NULL, (char[KVS_ETCD_KEY_MAX]){0}));
@@ -257,7 +258,7 @@ static bool node_is_ours(const struct etcd *etcd, const char *key, struct kvs_tx
     const struct kvs_entry *entry =
         behind ? NULL : kvs_mirror_find(&etcd->mirror, KVS_KEY_NODE, tail);
     struct kvs_node_record record;
-    if (entry != NULL && parse_node(entry, &record) &&
+    if (entry != NULL && entry->mod_rev > base && parse_node(entry, &record) &&
         record.incarnation != etcd->node.incarnation) {
         KVB_LOG_LIMITED(WARN, "another process is the node of this name now",
                         KVB_STR("node", etcd->node.name), KVB_STR("address", record.address));
@@ -280,8 +281,10 @@ static kvb_status_t build_announce(struct op *op, struct kvs_txn *txn)
         return KVB_ERR_NO_MEMORY;
     }
     etcd->node_new = false;
-    (void)node_key(etcd, key);
-    if (etcd->node_before && !node_is_ours(etcd, key, txn)) {
+    if (!etcd->node_before) {
+        etcd->node_base = etcd->mirror.rev;
+    }
+    if (!node_is_ours(etcd, node_key(etcd, key), etcd->node_base, txn)) {
         free(text);
         return KVB_ERR_EXISTS;
     }
@@ -292,11 +295,11 @@ static kvb_status_t build_announce(struct op *op, struct kvs_txn *txn)
 
 static kvb_status_t answer_announce(struct op *op, const struct kvs_txn_answer *answer)
 {
+    op->etcd->node_before |= answer->succeeded || op->call.uncertain;
     if (!answer->succeeded) {
         return KVB_ERR_AGAIN;
     }
     op->etcd->node_lease = op->lease;
-    op->etcd->node_before = true;
     op->etcd->node_rev = answer->rev;
     return KVB_OK;
 }
@@ -304,6 +307,7 @@ static kvb_status_t answer_announce(struct op *op, const struct kvs_txn_answer *
 static bool end_announce(struct op *op, kvb_status_t status)
 {
     struct etcd *etcd = op->etcd;
+    etcd->node_before |= op->call.uncertain;
     etcd->node_new = etcd->node_new || (status != KVB_OK && status != KVB_ERR_CANCELED);
     etcd->announcing = false;
     return false;
@@ -345,7 +349,7 @@ static kvb_status_t etcd_announce(struct kvs_coordinator *base,
 static kvb_status_t build_withdraw(struct op *op, struct kvs_txn *txn)
 {
     char key[KVS_ETCD_KEY_MAX];
-    if (!node_is_ours(op->etcd, node_key(op->etcd, key), txn)) {
+    if (!node_is_ours(op->etcd, node_key(op->etcd, key), 0, txn)) {
         return KVB_ERR_EXISTS;
     }
     (void)kvs_txn_then(txn, kvs_wire_delete(key));

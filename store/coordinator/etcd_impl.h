@@ -173,7 +173,8 @@ struct etcd {
     struct kvs_node_record node;
     bool node_wanted, node_new;
     uint64_t node_lease; /* under which etcd has it; 0: has not */
-    bool node_before;    /* it was there once: others may have its name by now */
+    bool node_before;    /* it was there once, or may have been: others may have its name by now */
+    uint64_t node_base;  /* what others wrote up to then we replace, what they wrote later stays */
     uint64_t node_rev;   /* when we last wrote it */
     bool node_gone;      /* its record went, and not by us: to be announced again */
     bool announcing;

@@ -124,6 +124,7 @@ static void on_txn(struct kvs_http_call *call, kvb_status_t status, json_t *answ
     struct kvs_txn_answer parsed;
     bool sound = status == KVB_OK && kvs_txn_parse(answer, op->then, op->otherwise, &parsed);
     bool rewound = sound && parsed.rev < op->seen_rev;
+    call->uncertain = call->uncertain || (status == KVB_OK && (!sound || rewound));
     status = rewound ? KVB_ERR_UNAVAILABLE : status;
     if (status == KVB_OK && op->type->leased && op->lease != etcd->lease) {
         status = KVB_ERR_UNAVAILABLE;

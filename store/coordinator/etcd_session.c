@@ -112,6 +112,7 @@ void kvs_session_rewound(struct etcd *etcd)
     KVB_LOG(ERROR, "etcd's history went back: was it restored? all instances leave");
     etcd->synced = false;
     etcd->retired_lease = 0;
+    etcd->node_base = 0;
     drop_pages(etcd);
     etcd->mirror.rev = 0;
     for (int kind = 0; kind < KVS_KEY_KINDS_COUNT; kind++) { /* older than all that is read anew */

@@ -891,6 +891,84 @@ Test(etcd, a_node_that_was_replaced_while_it_lived_takes_nothing_along_and_may_c
     real_cleanup(&loop);
 }
 
+/* It does not know that it was there, and others may have its name all the same. */
+static void replaced_unheard(bool away)
+{
+    struct real_loop loop;
+    struct process old, fresh, watcher;
+    struct ask ask;
+    char prefix[64];
+    if (!begin(&loop, prefix)) {
+        return;
+    }
+    start(&watcher, &loop, prefix);
+    start(&old, &loop, prefix);
+    start(&fresh, &loop, prefix);
+    struct kvs_node_record node = {.name = "n1", .address = "h:1", .incarnation = 1};
+    old.rig.proxy.cut_after = cut_and_stay_away;
+    old.rig.proxy.ctx = &old.rig.proxy;
+    cr_assert_eq(kvs_coordinator_announce(old.rig.coordinator, &node), KVB_OK);
+    EVENTUALLY(&loop, old.rig.proxy.mode == PROXY_CUT && watcher.nnodes == 1);
+    old.rig.proxy.cut_after = NULL;
+    if (away) { /* for long: it has given up asking */
+        etcd_rig_await(&old.rig, false);
+    }
+    node.incarnation = 2;
+    cr_assert_eq(kvs_coordinator_announce(fresh.rig.coordinator, &node), KVB_OK);
+    EVENTUALLY(&loop, watcher.nnodes == 2 && watcher.node.incarnation == 2);
+    etcd_rig_set_reachable(&old.rig, true);
+    do { /* behind what it announces */
+        kvs_coordinator_set_quota(old.rig.coordinator, "t", 1, asked(&ask));
+    } while (finish(&loop, &ask) == KVB_ERR_UNAVAILABLE);
+    kvs_coordinator_withdraw(old.rig.coordinator, asked(&ask));
+    cr_assert_eq(finish(&loop, &ask), KVB_ERR_EXISTS);
+    struct process late;
+    start(&late, &loop, prefix);
+    EVENTUALLY(&loop, late.nnodes == 1);
+    cr_assert_eq(late.node.incarnation, 2);
+    cr_assert_eq(watcher.nnodes, 2);
+    cr_assert_eq(watcher.ngone, 0);
+    stop(&late);
+    stop(&watcher);
+    stop(&old);
+    stop(&fresh);
+    real_cleanup(&loop);
+}
+
+Test(etcd, a_node_that_was_replaced_before_it_heard_that_it_was_announced_stays_away)
+{
+    replaced_unheard(true);
+    replaced_unheard(false);
+}
+
+/* What it replaces is still there, as it was when it began. */
+Test(etcd, a_node_whose_announcement_was_lost_on_its_way_replaces_its_record_all_the_same)
+{
+    struct real_loop loop;
+    struct process old, fresh, watcher;
+    char prefix[64];
+    if (!begin(&loop, prefix)) {
+        return;
+    }
+    start(&watcher, &loop, prefix);
+    start(&old, &loop, prefix);
+    struct kvs_node_record node = {.name = "n1", .address = "h:1", .incarnation = 1};
+    cr_assert_eq(kvs_coordinator_announce(old.rig.coordinator, &node), KVB_OK);
+    start(&fresh, &loop, prefix);
+    EVENTUALLY(&loop, fresh.nnodes == 1);
+    proxy_set(&fresh.rig.proxy, PROXY_HANG);
+    node.incarnation = 2;
+    cr_assert_eq(kvs_coordinator_announce(fresh.rig.coordinator, &node), KVB_OK);
+    etcd_rig_await(&fresh.rig, false);
+    cr_assert_eq(watcher.node.incarnation, 1);
+    etcd_rig_set_reachable(&fresh.rig, true);
+    EVENTUALLY(&loop, watcher.node.incarnation == 2);
+    stop(&watcher);
+    stop(&old);
+    stop(&fresh);
+    real_cleanup(&loop);
+}
+
 Test(etcd, quotas_are_told_and_taken_back)
 {
     struct real_loop loop;
