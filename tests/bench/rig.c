@@ -242,9 +242,13 @@ static void on_disconnected(void *ctx, int reason)
 
 static void on_pause(void *ctx, struct kvplane_call *call, enum kvplane_pause_mode mode)
 {
-    (void)ctx;
+    struct rig_engine *engine = ctx;
     (void)mode;
-    kvplane_answer(call, KVPLANE_OK);
+    if (engine->pause_waits) {
+        engine->pausing = call;
+    } else {
+        kvplane_answer(call, KVPLANE_OK);
+    }
 }
 
 static void on_resume(void *ctx, struct kvplane_call *call)
@@ -359,6 +363,13 @@ void rig_engine_close(struct rig_engine *engine)
     close(engine->fd);
 }
 
+void rig_engine_paused(struct rig_engine *engine)
+{
+    kvplane_answer(engine->pausing, KVPLANE_OK);
+    engine->pausing = NULL;
+    engine->pause_waits = false;
+}
+
 static void on_done(void *arg, const int *results, size_t n)
 {
     struct rig_engine *engine = arg;
@@ -424,7 +435,7 @@ void rig_engine_wait(struct rig_engine *engine, uint32_t outstanding)
 /* ---- HTTP --------------------------------------------------------------------------------------
  */
 
-void rig_http_open(struct rig_http *http, const struct rig *rig)
+bool rig_http_try(struct rig_http *http, const struct rig *rig)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(rig->port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -432,6 +443,15 @@ void rig_http_open(struct rig_http *http, const struct rig *rig)
     int one = 1;
     setsockopt(http->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (connect(http->fd, (struct sockaddr *)&address, sizeof address) != 0) {
+        close(http->fd);
+        return false;
+    }
+    return true;
+}
+
+void rig_http_open(struct rig_http *http, const struct rig *rig)
+{
+    if (!rig_http_try(http, rig)) {
         rig_fail("connect: %s", strerror(errno));
     }
 }
@@ -441,8 +461,7 @@ void rig_http_close(struct rig_http *http)
     close(http->fd);
 }
 
-int rig_http_call(struct rig_http *http, const char *method, const char *target,
-                  struct rig_engine *engine)
+void rig_http_send(struct rig_http *http, const char *method, const char *target)
 {
     char head[1024];
     int len =
@@ -451,6 +470,10 @@ int rig_http_call(struct rig_http *http, const char *method, const char *target,
     if (send(http->fd, head, (size_t)len, MSG_NOSIGNAL) != len) {
         rig_fail("send: %s", strerror(errno));
     }
+}
+
+int rig_http_answer(struct rig_http *http, struct rig_engine *engine)
+{
     static char buf[1 << 20];
     size_t have = 0;
     for (;;) {
@@ -458,7 +481,7 @@ int rig_http_call(struct rig_http *http, const char *method, const char *target,
             {.fd = http->fd, .events = POLLIN},
             {.fd = engine != NULL ? kvplane_fd(engine->kv) : -1, .events = POLLIN}};
         if (poll(fds, 2, WAIT_MS) <= 0) {
-            rig_fail("%s %s: no answer in %d s", method, target, WAIT_MS / 1000);
+            rig_fail("no answer in %d s", WAIT_MS / 1000);
         }
         if (fds[1].revents != 0) {
             (void)kvplane_process(engine->kv);
@@ -468,7 +491,7 @@ int rig_http_call(struct rig_http *http, const char *method, const char *target,
         }
         ssize_t n = recv(http->fd, buf + have, sizeof buf - 1 - have, 0);
         if (n <= 0) {
-            rig_fail("%s %s: connection ended", method, target);
+            rig_fail("connection ended");
         }
         have += (size_t)n;
         buf[have] = '\0';
@@ -484,6 +507,13 @@ int rig_http_call(struct rig_http *http, const char *method, const char *target,
         snprintf(http->body, sizeof http->body, "%.*s", (int)body, end + 4);
         return atoi(buf + strlen("HTTP/1.1 "));
     }
+}
+
+int rig_http_call(struct rig_http *http, const char *method, const char *target,
+                  struct rig_engine *engine)
+{
+    rig_http_send(http, method, target);
+    return rig_http_answer(http, engine);
 }
 
 double rig_http_number(const struct rig_http *http, const char *name)

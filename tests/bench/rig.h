@@ -42,10 +42,13 @@ struct rig_engine {
     bool attached;
     uint32_t outstanding; /* puts and gets not completed */
     uint64_t failed;      /* entries that completed with something else than OK */
+    bool pause_waits;     /* requests run: a pause is answered by rig_engine_paused() */
+    struct kvplane_call *pausing;
 };
 void rig_engine_open(struct rig_engine *engine, const struct rig *rig, const char *instance,
                      const char *layout, size_t len);
 void rig_engine_close(struct rig_engine *engine);
+void rig_engine_paused(struct rig_engine *engine); /* answers the pause that waits */
 /* One block of `len` bytes at `offset`; counted in outstanding until done. Waits while the library
  * says AGAIN. */
 void rig_engine_put(struct rig_engine *engine, uint64_t key, uint64_t offset, uint64_t len);
@@ -60,11 +63,15 @@ struct rig_http {
     char body[65536];
 };
 void rig_http_open(struct rig_http *http, const struct rig *rig);
+bool rig_http_try(struct rig_http *http, const struct rig *rig); /* false: nobody listens */
 void rig_http_close(struct rig_http *http);
 /* Sends, then waits for the answer while `engine` (may be NULL) goes on being processed. Returns
  * the HTTP status. */
 int rig_http_call(struct rig_http *http, const char *method, const char *target,
                   struct rig_engine *engine);
+/* The two halves of it. */
+void rig_http_send(struct rig_http *http, const char *method, const char *target);
+int rig_http_answer(struct rig_http *http, struct rig_engine *engine);
 /* A number out of the last answer's JSON or metrics text: what stands behind `"name":` or `name `.
  */
 double rig_http_number(const struct rig_http *http, const char *name);
