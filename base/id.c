@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/id.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-
 struct kvb_id kvb_id_draw(const struct kvb_random *random)
 {
     struct kvb_id id;
@@ -15,7 +12,12 @@ struct kvb_id kvb_id_draw(const struct kvb_random *random)
 
 void kvb_id_format(struct kvb_id id, char out[KVB_ID_HEX_LEN + 1])
 {
-    snprintf(out, KVB_ID_HEX_LEN + 1, "%016" PRIx64 "%016" PRIx64, id.hi, id.lo);
+    for (int i = 0; i < KVB_ID_HEX_LEN / 2; i++) {
+        int shift = 60 - 4 * i;
+        out[i] = "0123456789abcdef"[id.hi >> shift & 15];
+        out[i + KVB_ID_HEX_LEN / 2] = "0123456789abcdef"[id.lo >> shift & 15];
+    }
+    out[KVB_ID_HEX_LEN] = '\0';
 }
 
 int kvb_hex_digit(char c)

@@ -17,21 +17,31 @@ __asm__(".pushsection .rodata\n"
         ".byte 0\n"
         ".popsection\n");
 
+/* arg: the list, made with the first. */
 static void add_reason(void *arg, const char *reason)
 {
-    json_t *reasons = arg;
-    (void)json_array_append_new(reasons, json_string(reason)); /* out of memory: one reason less */
+    json_t **reasons = arg;
+    if (*reasons == NULL) {
+        *reasons = json_array();
+    }
+    (void)json_array_append_new(*reasons, json_string(reason)); /* out of memory: one reason less */
 }
+
+#define YES(word) "{\"status\":\"" word "\"}"
 
 static void ask(struct kvp_board *board, enum kvp_board_question question, const char *yes,
                 struct kvp_probe_answer *answer)
 {
-    json_t *reasons = json_array();
+    json_t *reasons = NULL;
 
-    if (!kvp_board_ask(board, question, add_reason, reasons) && json_array_size(reasons) == 0) {
-        add_reason(reasons, "not now"); /* there was no memory for the reason */
+    if (kvp_board_ask(board, question, add_reason, &reasons)) {
+        kvp_probe_constant(yes, answer);
+        return;
     }
-    kvp_probe_reasons(reasons, yes, answer);
+    if (json_array_size(reasons) == 0) {
+        add_reason(&reasons, "not now"); /* there was no memory for the reason */
+    }
+    kvp_probe_reasons(reasons, answer);
 }
 
 static void state(struct kvp_board *board, const char *instance, bool sleeping,
@@ -75,19 +85,19 @@ void kvp_probe(const struct kvp_route *route, const char *instance, struct kvp_b
     *answer_p = (struct kvp_probe_answer){.http_status = 200};
     switch (route->id) {
     case KVP_ROUTE_health:
-        ask(board, KVP_BOARD_HEALTH, "ok", answer_p);
+        ask(board, KVP_BOARD_HEALTH, YES("ok"), answer_p);
         return;
     case KVP_ROUTE_livez:
     case KVP_ROUTE_liveness:
-        ask(board, KVP_BOARD_LIVE, "alive", answer_p);
+        ask(board, KVP_BOARD_LIVE, YES("alive"), answer_p);
         return;
     case KVP_ROUTE_readyz:
     case KVP_ROUTE_ready:
     case KVP_ROUTE_health_ready:
-        ask(board, KVP_BOARD_READY, "ready", answer_p);
+        ask(board, KVP_BOARD_READY, YES("ready"), answer_p);
         return;
     case KVP_ROUTE_startupz:
-        ask(board, KVP_BOARD_STARTED, "started", answer_p);
+        ask(board, KVP_BOARD_STARTED, YES("started"), answer_p);
         return;
     case KVP_ROUTE_is_paused:
         state(board, instance, false, answer_p);

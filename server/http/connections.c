@@ -56,13 +56,14 @@ static void make_room(struct kvp_connections *connections, uint64_t now_ns)
     }
 }
 
-struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections, int fd,
-                                             uint64_t now_ns)
+struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections,
+                                             struct kvp_http *http, int fd, uint64_t now_ns)
 {
     struct kvp_connection *connection = calloc(1, sizeof *connection);
 
     if (connection != NULL) {
         make_room(connections, now_ns);
+        connection->http = http;
         connection->fd = fd;
         kvb_list_init(&connection->link);
         move_to(connection, &connections->idle, now_ns);

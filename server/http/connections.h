@@ -12,7 +12,10 @@
  * each new one, so that a probe on a new connection always gets in, and those that wait for an
  * answer are never touched. HTTP thread only.
  */
+struct kvp_http;
+
 struct kvp_connection {
+    struct kvp_http *http;
     struct kvb_list link; /* in idle or receiving, or in none while answered */
     int fd;               /* borrowed from libmicrohttpd until its CLOSED notice */
     uint64_t since_ns;    /* in this list */
@@ -27,8 +30,8 @@ struct kvp_connections {
 
 void kvp_connections_init(struct kvp_connections *connections, uint32_t max);
 /* NULL: out of memory. Makes room for it first. */
-struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections, int fd,
-                                             uint64_t now_ns);
+struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections,
+                                             struct kvp_http *http, int fd, uint64_t now_ns);
 void kvp_connection_closed(struct kvp_connections *connections, struct kvp_connection *connection);
 void kvp_connection_idle(struct kvp_connections *connections, struct kvp_connection *connection,
                          uint64_t now_ns);

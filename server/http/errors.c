@@ -66,13 +66,21 @@ static const struct {
     unsigned http;
     const char *type;
 } types[] = {
-    {400, "BadRequestError"},        {401, "UnauthorizedError"},
-    {403, "ForbiddenError"},         {404, "NotFoundError"},
-    {405, "MethodNotAllowedError"},  {409, "ConflictError"},
-    {413, "ContentTooLargeError"},   {414, "UriTooLongError"},
-    {417, "ExpectationFailedError"}, {431, "HeadersTooLargeError"},
-    {500, "InternalServerError"},    {501, "NotImplementedError"},
-    {502, "BadGatewayError"},        {503, "ServiceUnavailableError"},
+    {400, "BadRequestError"},
+    {401, "UnauthorizedError"},
+    {403, "ForbiddenError"},
+    {404, "NotFoundError"},
+    {405, "MethodNotAllowedError"},
+    {409, "ConflictError"},
+    {413, "ContentTooLargeError"},
+    {414, "UriTooLongError"},
+    {417, "ExpectationFailedError"},
+    {431, "HeadersTooLargeError"},
+    {500, "InternalServerError"},
+    {501, "NotImplementedError"},
+    {502, "BadGatewayError"},
+    {503, "ServiceUnavailableError"},
+    {505, "HttpVersionNotSupportedError"},
 };
 
 json_t *kvp_error_body(unsigned http_status, const char *param, const char *message)

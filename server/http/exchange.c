@@ -46,6 +46,51 @@ static void hide_parameters(char *target)
     }
 }
 
+static struct kvp_exchange *take_exchange(struct kvp_http *http)
+{
+    if (http->nspare == 0) {
+        return calloc(1, sizeof(struct kvp_exchange));
+    }
+    struct kvp_exchange *exchange = http->spare[--http->nspare];
+    memset(exchange, 0, sizeof *exchange);
+    return exchange;
+}
+
+static void give_exchange(struct kvp_http *http, struct kvp_exchange *exchange)
+{
+    exchange->magic = 0;
+    if (exchange->target != exchange->short_target) {
+        free(exchange->target);
+    }
+    if (http->nspare < KVP_SPARE_MAX) {
+        http->spare[http->nspare++] = exchange;
+    } else {
+        free(exchange);
+    }
+}
+
+void kvp_exchanges_cleanup(struct kvp_http *http)
+{
+    while (http->nspare > 0) {
+        free(http->spare[--http->nspare]);
+    }
+}
+
+/* A target beyond the limit is not kept whole: it is refused. */
+static bool copy_target(struct kvp_exchange *exchange, const char *target)
+{
+    size_t len = strlen(target);
+
+    exchange->raw_target = target;
+    exchange->raw_target_len = len;
+    if (len < sizeof exchange->short_target) {
+        exchange->target = memcpy(exchange->short_target, target, len + 1);
+    } else {
+        exchange->target = strndup(target, KVP_HTTP_TARGET_MAX + 1);
+    }
+    return exchange->target != NULL;
+}
+
 /* First notice of a request: its request line is there. The result becomes *con_cls. */
 void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *mhd)
 {
@@ -56,11 +101,9 @@ void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *
     if (connection == NULL) {
         return NULL;
     }
-    struct kvp_exchange *exchange = calloc(1, sizeof *exchange);
-    char *copy = strndup(target, KVP_HTTP_TARGET_MAX + 1);
-    if (exchange == NULL || copy == NULL) {
+    struct kvp_exchange *exchange = take_exchange(http);
+    if (exchange == NULL || !copy_target(exchange, target)) {
         free(exchange);
-        free(copy);
         return NULL;
     }
     exchange->magic = KVP_EXCHANGE_MAGIC;
@@ -68,9 +111,6 @@ void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *
     exchange->mhd = mhd;
     exchange->connection = connection;
     exchange->begun_ns = kvb_now_ns(http->config.clock);
-    exchange->raw_target = target;
-    exchange->raw_target_len = strlen(target);
-    exchange->target = copy;
     kvb_list_init(&exchange->stream.link);
     hide_parameters((char *)(uintptr_t)target); /* const by the callback's type alone */
     exchange->request.reply = reply;
@@ -87,6 +127,17 @@ static void pay(struct kvp_http *http)
         pthread_cond_broadcast(&http->paid);
     }
     pthread_mutex_unlock(&http->lock);
+}
+
+static void trace(const struct kvp_exchange *exchange, uint64_t now_ns)
+{
+    const struct kvp_route *route = exchange->request.route;
+
+    kvb_log_request(exchange->request.request_id);
+    KVB_LOG(
+        TRACE, "request answered", KVB_STR("operation", route != NULL ? route->operation : NULL),
+        KVB_U64("http_status", exchange->http_status), KVB_MS("took", now_ns - exchange->begun_ns));
+    kvb_log_request(NULL);
 }
 
 void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
@@ -116,13 +167,9 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
                                         .from = from != NULL ? from->client_addr : NULL,
                                         .token = exchange->token});
     }
-    kvb_log_request(exchange->request.request_id);
-    KVB_LOG(TRACE, "request answered",
-            KVB_STR("operation",
-                    exchange->request.route != NULL ? exchange->request.route->operation : NULL),
-            KVB_U64("http_status", exchange->http_status),
-            KVB_MS("took", now_ns - exchange->begun_ns));
-    kvb_log_request(NULL);
+    if (kvb_log_threshold >= KVB_LOG_TRACE) {
+        trace(exchange, now_ns);
+    }
     kvp_connection_idle(&http->connections, exchange->connection, now_ns);
     http->bodies -= exchange->body_cap;
     kvp_exchange_stream_ended(exchange);
@@ -132,9 +179,7 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
     json_decref(exchange->json);
     json_decref(exchange->request.json);
     free(exchange->request.body);
-    free(exchange->target);
-    exchange->magic = 0;
-    free(exchange);
+    give_exchange(http, exchange);
 }
 
 /* The loop's answer, exactly once. */
@@ -184,19 +229,23 @@ enum MHD_Result kvp_exchange_queue(struct kvp_exchange *exchange, struct MHD_Res
         ok &= MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES;
     }
     enum MHD_Result result =
-        ok ? MHD_queue_response(exchange->mhd, exchange->http_status, response) : MHD_NO;
+        ok ? kvp_queue_response(exchange->mhd, exchange->http_status, response) : MHD_NO;
     MHD_destroy_response(response);
     return result;
 }
 
-/* Takes text (malloc'd). */
-static enum MHD_Result answer_text(struct kvp_exchange *exchange, char *text, size_t len,
-                                   const char *content_type)
+/* Takes text (malloc'd), unless it is a constant. */
+static enum MHD_Result answer_text(struct kvp_exchange *exchange, const char *text, size_t len,
+                                   bool constant, const char *content_type)
 {
-    struct MHD_Response *response =
-        MHD_create_response_from_buffer(len, text, MHD_RESPMEM_MUST_FREE);
-    if (response == NULL) {
-        free(text);
+    union {
+        const char *in;
+        void *out;
+    } bytes = {.in = text}; /* only read, in spite of the type */
+    struct MHD_Response *response = MHD_create_response_from_buffer(
+        len, bytes.out, constant ? MHD_RESPMEM_PERSISTENT : MHD_RESPMEM_MUST_FREE);
+    if (response == NULL && !constant) {
+        free(bytes.out);
     }
     return kvp_exchange_queue(exchange, response, content_type);
 }
@@ -212,17 +261,10 @@ enum MHD_Result kvp_exchange_answer(struct kvp_exchange *exchange)
         text = json_dumps(exchange->json, JSON_COMPACT | JSON_REAL_PRECISION(9));
     }
     if (text != NULL) {
-        return answer_text(exchange, text, strlen(text), "application/json");
+        return answer_text(exchange, text, strlen(text), false, "application/json");
     }
     exchange->http_status = 503;
-    union {
-        const char *in;
-        void *out;
-    } constant = {.in = out_of_memory}; /* only read, in spite of the type */
-    return kvp_exchange_queue(exchange,
-                              MHD_create_response_from_buffer(sizeof out_of_memory - 1,
-                                                              constant.out, MHD_RESPMEM_PERSISTENT),
-                              "application/json");
+    return answer_text(exchange, out_of_memory, sizeof out_of_memory - 1, true, "application/json");
 }
 
 /* Decides the answer; it is sent once the body has been read. */
@@ -322,7 +364,7 @@ static enum MHD_Result answer_probe(struct kvp_exchange *exchange)
     }
     exchange->phase = KVP_ANSWERING;
     kvp_connection_answering(exchange->connection);
-    return answer_text(exchange, probe.text, probe.text_len, probe.content_type);
+    return answer_text(exchange, probe.text, probe.text_len, probe.constant, probe.content_type);
 }
 
 static enum MHD_Result submit(struct kvp_exchange *exchange)

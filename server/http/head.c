@@ -35,6 +35,13 @@ static bool trace_id(const char *text, char id[KVB_ID_HEX_LEN + 1])
     return true;
 }
 
+/* Nobody must be unable to guess them, so one draw serves them all. */
+struct kvb_id kvp_http_next_id(struct kvp_http *http)
+{
+    http->id.lo += 0x9e3779b97f4a7c15u; /* odd: comes around after 2^64 */
+    return http->id;
+}
+
 static void name_request(struct kvp_exchange *exchange)
 {
     const char *given = header(exchange, "X-Request-Id");
@@ -45,7 +52,7 @@ static void name_request(struct kvp_exchange *exchange)
         given = hex;
     }
     if (given == NULL || !sane_request_id(given)) {
-        kvb_id_format(kvb_id_draw(exchange->http->config.random), hex);
+        kvb_id_format(kvp_http_next_id(exchange->http), hex);
         given = hex;
     }
     strcpy(exchange->request.request_id, given);
@@ -161,8 +168,6 @@ static void find_route(struct kvp_exchange *exchange, const char *method)
 /* Checks that need no body. The first that fails decides the answer. */
 static void check(struct kvp_exchange *exchange, const char *method, const char *version)
 {
-    const union MHD_ConnectionInfo *size =
-        MHD_get_connection_info(exchange->mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
     const char *expect = header(exchange, MHD_HTTP_HEADER_EXPECT);
     const char *ambiguous = kvp_framing_ambiguous(&exchange->framing, version);
 
@@ -177,10 +182,10 @@ static void check(struct kvp_exchange *exchange, const char *method, const char 
         kvp_exchange_refuse(exchange, 400, NULL, ambiguous);
         exchange->close = true;
     } else if (exchange->raw_target_len > KVP_HTTP_TARGET_MAX) {
-        kvp_exchange_refuse(exchange, 414, NULL, "path and query may have 8 KiB together");
+        kvp_exchange_refuse(exchange, 414, NULL, KVP_SAY_TARGET);
     } else if (exchange->framing.headers > KVP_HTTP_HEADERS_MAX ||
-               (size != NULL && size->header_size > KVP_HTTP_HEADER_MAX)) {
-        kvp_exchange_refuse(exchange, 431, NULL, "at most 100 headers, and 32 KiB of them");
+               exchange->framing.size > KVP_HTTP_HEADER_MAX) {
+        kvp_exchange_refuse(exchange, 431, NULL, KVP_SAY_HEADERS);
     } else if (expect != NULL && strcasecmp(expect, "100-continue") != 0) {
         kvp_exchange_refuse(exchange, 417, NULL,
                             "the only expectation understood here is 100-continue");
@@ -201,7 +206,7 @@ static void check(struct kvp_exchange *exchange, const char *method, const char 
 
 void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method, const char *version)
 {
-    kvp_framing_read(exchange->mhd, &exchange->framing);
+    kvp_framing_read(exchange->mhd, method, version, &exchange->framing);
     name_request(exchange);
     check(exchange, method, version);
     exchange->request.respond_async = list_has(header(exchange, "Prefer"), "respond-async");

@@ -14,6 +14,47 @@
 
 #define CONNECTIONS_SPARE 16 /* above the limit: room while evicted ones are being closed */
 #define CONNECTIONS_MIN   16
+#define ADDED_MAX         128          /* connections that are let in together */
+#define ADDED_LOST_NS     KVB_NS_PER_S /* libmicrohttpd had no memory for them */
+
+static int accept_one(struct kvp_http *http, struct sockaddr_storage *from, socklen_t *len)
+{
+    int fd = -1;
+
+    *len = sizeof *from;
+    pthread_mutex_lock(&http->lock);
+    if (http->listener >= 0) {
+        fd = accept4(http->listener, (struct sockaddr *)from, len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    }
+    pthread_mutex_unlock(&http->lock);
+    return fd;
+}
+
+/* libmicrohttpd accepts one connection in each of its turns, and in a crowd a turn lasts as long as
+ * all have something to say: a probe would wait behind everyone who has come with it. So with each
+ * come the others that wait, as long as there is room. */
+static void accept_more(struct kvp_http *http, struct MHD_Connection *mhd, uint64_t now_ns)
+{
+    const struct kvp_connections *connections = &http->connections;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_DAEMON);
+
+    http->added -= http->added > 0;
+    if (http->added > 0 && now_ns - http->added_ns < ADDED_LOST_NS) {
+        return; /* first those */
+    }
+    http->added = 0;
+    http->added_ns = now_ns;
+    while (http->added < ADDED_MAX && connections->n + http->added < connections->max / 2) {
+        struct sockaddr_storage from;
+        socklen_t len;
+        int fd = accept_one(http, &from, &len);
+        if (fd < 0 ||
+            MHD_add_connection(info->daemon, fd, (struct sockaddr *)&from, len) != MHD_YES) {
+            return; /* none waits, or libmicrohttpd will meet what is wrong; it has closed fd */
+        }
+        http->added++;
+    }
+}
 
 static void connection_notice(void *cls, struct MHD_Connection *mhd, void **context,
                               enum MHD_ConnectionNotificationCode code)
@@ -30,8 +71,9 @@ static void connection_notice(void *cls, struct MHD_Connection *mhd, void **cont
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
     if (info != NULL) { /* without a context its first request will be closed */
-        *context = kvp_connection_opened(&http->connections, info->connect_fd,
-                                         kvb_now_ns(http->config.clock));
+        uint64_t now_ns = kvb_now_ns(http->config.clock);
+        *context = kvp_connection_opened(&http->connections, http, info->connect_fd, now_ns);
+        accept_more(http, mhd, now_ns);
     }
 }
 
@@ -152,6 +194,7 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
     kvp_connections_init(&http->connections,
                          connections_allowed(config->connections_max != 0 ? config->connections_max
                                                                           : KVP_HTTP_CONNECTIONS));
+    http->id = kvb_id_draw(config->random);
     init_lock(http);
     kvb_list_init(&http->streams);
     kvb_status_t status = copy_tokens(http, config->tokens, config->ntokens);
@@ -213,6 +256,9 @@ static void await_answers(struct kvp_http *http)
 
 void kvp_http_stop(struct kvp_http *http)
 {
+    pthread_mutex_lock(&http->lock);
+    http->listener = -1;
+    pthread_mutex_unlock(&http->lock);
     int listener = MHD_quiesce_daemon(http->mhd);
     if (listener >= 0) {
         close(listener);
@@ -223,6 +269,7 @@ void kvp_http_stop(struct kvp_http *http)
     MHD_stop_daemon(http->mhd);
     kvp_parser_cleanup(http);
     kvb_assert(http->connections.n == 0);
+    kvp_exchanges_cleanup(http);
     pthread_cond_destroy(&http->paid);
     pthread_mutex_destroy(&http->lock);
     free(http);

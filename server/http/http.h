@@ -21,20 +21,22 @@
  * headers (431), bodies (413), bodies of all requests together (503), connections (the longest idle
  * one is closed to make room, so a probe always gets in) and time (idle and slow ones are closed).
  */
-#define KVP_HTTP_TARGET_MAX     (8u << 10)   /* bytes of path and query */
-#define KVP_HTTP_HEADER_MAX     (32u << 10)  /* bytes of request line and headers together */
-#define KVP_HTTP_HEADERS_MAX    100          /* header lines */
-#define KVP_HTTP_BODIES_MAX     (256u << 20) /* bytes of all bodies held at one time */
-#define KVP_HTTP_DISCARD_MAX    (64u << 20)  /* refused bodies are read to their end up to this */
-#define KVP_HTTP_RECEIVE_S      300          /* seconds for a request to arrive whole */
-#define KVP_HTTP_TOKEN_MAX      256          /* bytes of a token, NUL included */
-#define KVP_HTTP_TOKENS_MAX     64
-#define KVP_HTTP_CONNECTIONS    4096 /* default of connections_max */
-#define KVP_HTTP_IDLE_S         150  /* default of idle_timeout_s; more than any client keeps one */
-#define KVP_HTTP_FDS_RESERVED   128  /* descriptors left to the rest of the process */
-#define KVP_HTTP_STREAMS_MAX    64   /* streams at a time */
-#define KVP_HTTP_STOP_MS        5000 /* slow readers get this long for their answer at stop */
-#define KVP_HTTP_CONNECTION_MEM (96u << 10) /* libmicrohttpd's memory of one connection */
+#define KVP_HTTP_TARGET_MAX   (8u << 10)   /* bytes of path and query */
+#define KVP_HTTP_HEADER_MAX   (32u << 10)  /* bytes of request line and headers together */
+#define KVP_HTTP_HEADERS_MAX  100          /* header lines */
+#define KVP_HTTP_BODIES_MAX   (256u << 20) /* bytes of all bodies held at one time */
+#define KVP_HTTP_DISCARD_MAX  (64u << 20)  /* refused bodies are read to their end up to this */
+#define KVP_HTTP_RECEIVE_S    300          /* seconds for a request to arrive whole */
+#define KVP_HTTP_TOKEN_MAX    256          /* bytes of a token, NUL included */
+#define KVP_HTTP_TOKENS_MAX   64
+#define KVP_HTTP_CONNECTIONS  4096 /* default of connections_max */
+#define KVP_HTTP_IDLE_S       150  /* default of idle_timeout_s; more than any client keeps one */
+#define KVP_HTTP_FDS_RESERVED 128  /* descriptors left to the rest of the process */
+#define KVP_HTTP_STREAMS_MAX  64   /* streams at a time */
+#define KVP_HTTP_STOP_MS      5000 /* slow readers get this long for their answer at stop */
+/* libmicrohttpd's memory of one connection, which it clears after each request: it is to hold the
+ * largest head that we judge, and the answer's, and not much else. */
+#define KVP_HTTP_CONNECTION_MEM (40u << 10)
 
 struct kvp_http_token {
     char secret[KVP_HTTP_TOKEN_MAX];

@@ -6,6 +6,8 @@
 #include "http/framing.h"
 #include "http/http.h"
 
+#include "base/id.h"
+
 #include <microhttpd.h>
 
 #include <pthread.h>
@@ -24,6 +26,7 @@ enum kvp_phase {
 };
 
 #define KVP_EXCHANGE_MAGIC 0x6b76685eu
+#define KVP_SPARE_MAX      16 /* exchanges kept for the next requests */
 
 struct kvp_exchange {
     uint32_t magic;
@@ -34,7 +37,8 @@ struct kvp_exchange {
     uint64_t begun_ns;
     const char *raw_target; /* libmicrohttpd's, only to be compared */
     size_t raw_target_len;
-    char *target;      /* path and query as sent; owned */
+    char *target; /* path and query as sent: short_target, or owned */
+    char short_target[128];
     const char *query; /* in target; NULL: none */
     struct kvp_framing framing;
     size_t body_cap;
@@ -62,11 +66,15 @@ struct kvp_http {
     struct MHD_Daemon *mhd;
     struct kvp_http_config config;
     uint16_t port;
-    int listener;     /* libmicrohttpd's until quiesced */
     pthread_t parser; /* reads large bodies */
     /* HTTP thread only */
     struct kvp_connections connections;
-    uint64_t bodies; /* bytes of all request bodies */
+    struct kvp_exchange *spare[KVP_SPARE_MAX]; /* exchanges that were */
+    uint32_t nspare;
+    uint32_t added;    /* connections given to libmicrohttpd and not begun by it */
+    uint64_t added_ns; /* the last of them */
+    uint64_t bodies;   /* bytes of all request bodies */
+    struct kvb_id id;  /* the last request's that brought none */
     /* any thread */
     struct kvb_queue parsing; /* exchanges by request.item */
     sem_t parser_woken;
@@ -76,6 +84,7 @@ struct kvp_http {
     uint32_t ntokens;
     pthread_mutex_t lock;
     pthread_cond_t paid; /* owed became 0 */
+    int listener;        /* libmicrohttpd's until quiesced; -1: no more are let in */
     uint32_t owed;       /* whole requests not yet completed */
     struct kvb_list streams;
     uint32_t nstreams;
@@ -86,6 +95,7 @@ void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *
 enum MHD_Result kvp_exchange_handle(void *cls, struct MHD_Connection *mhd, const char *url,
                                     const char *method, const char *version, const char *data,
                                     size_t *len, void **con_cls);
+void kvp_exchanges_cleanup(struct kvp_http *http); /* there are none any more */
 void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
                             enum MHD_RequestTerminationCode code);
 /* Decides the answer; it is sent once the body has been read. The exchange's owner. */
@@ -96,6 +106,16 @@ void kvp_exchange_refuse(struct kvp_exchange *exchange, unsigned http_status, co
  */
 void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method,
                              const char *version);
+
+/* The name of a request that brought none; no two are the same, here or in another process. */
+struct kvb_id kvp_http_next_id(struct kvp_http *http);
+
+/* refusal.c */
+#define KVP_SAY_TARGET  "path and query may have 8 KiB together"
+#define KVP_SAY_HEADERS "at most 100 headers, and 32 KiB of them"
+/* The library's MHD_queue_response(): ours is for what the library says. */
+enum MHD_Result kvp_queue_response(struct MHD_Connection *mhd, unsigned http_status,
+                                   struct MHD_Response *response);
 
 /* origin.c */
 /* NULL, or why a request that a browser was made to send by somebody else's page is not taken. */

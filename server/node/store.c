@@ -165,6 +165,8 @@ static const struct kvp_loop_ops loop_ops = {
 
 /* ---- probes: HTTP's thread ---- */
 
+#define YES(word) "{\"status\":\"" word "\"}"
+
 static void ask(const struct kvp_store *store, bool ready, const char *yes,
                 struct kvp_probe_answer *answer)
 {
@@ -183,7 +185,12 @@ static void ask(const struct kvp_store *store, bool ready, const char *yes,
         (void)json_array_append_new(
             reasons, json_string("etcd has not been reached yet: nobody knows of this node"));
     }
-    kvp_probe_reasons(reasons, yes, answer);
+    if (json_array_size(reasons) > 0) {
+        kvp_probe_reasons(reasons, answer);
+        return;
+    }
+    json_decref(reasons);
+    kvp_probe_constant(yes, answer);
 }
 
 static void on_probe(void *ctx, const struct kvp_route *route, const char *instance,
@@ -193,13 +200,13 @@ static void on_probe(void *ctx, const struct kvp_route *route, const char *insta
     (void)instance;
     switch ((enum kvp_store_route_id)route->id) {
     case KVP_STORE_health:
-        ask(store, false, "ok", answer_p);
+        ask(store, false, YES("ok"), answer_p);
         return;
     case KVP_STORE_livez:
-        ask(store, false, "alive", answer_p);
+        ask(store, false, YES("alive"), answer_p);
         return;
     case KVP_STORE_readyz:
-        ask(store, true, "ready", answer_p);
+        ask(store, true, YES("ready"), answer_p);
         return;
     case KVP_STORE_metrics:
         kvp_probe_metrics(store->metrics, answer_p);
