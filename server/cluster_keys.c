@@ -44,8 +44,8 @@ bool kvp_wildcard_host(const char *host)
     return strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0 || strcmp(host, "*") == 0;
 }
 
-kvb_status_t kvp_check_listen(const char *listen, const char *token_file, bool insecure,
-                              char *error)
+static kvb_status_t check_listen(const char *listen, const char *token_file, bool insecure,
+                                 char *error)
 {
     char host[KVB_LAYOUT_MAX];
     uint16_t port;
@@ -61,6 +61,18 @@ kvb_status_t kvp_check_listen(const char *listen, const char *token_file, bool i
                           listen);
     }
     return KVB_OK;
+}
+
+kvb_status_t kvp_check_rest(const struct kvp_rest_config *config, char *error)
+{
+    if ((config->tls_cert_file[0] == '\0') != (config->tls_key_file[0] == '\0')) {
+        return kvp_refuse(error, "tls-cert-file and tls-key-file: give both or neither");
+    }
+    if (config->tls_client_ca_file[0] != '\0' && config->tls_cert_file[0] == '\0') {
+        return kvp_refuse(error, "tls-client-ca-file: clients show certificates by TLS alone: give "
+                                 "--tls-cert-file and --tls-key-file too");
+    }
+    return check_listen(config->listen, config->token_file, config->insecure, error);
 }
 
 static kvb_status_t check_etcd(const struct kvp_cluster_config *config, char *error)

@@ -77,6 +77,13 @@
       "read")                                                                                      \
     X(insecure, SWITCH, "insecure", "false", "",                                                   \
       "serve without tokens, and without a secret, although others than this host can reach it")   \
+    X(tls_cert_file, TEXT, "tls-cert-file", "", "",                                                \
+      "PEM file of the certificate that the REST API is served with by TLS (1.2 or later), "       \
+      "followed by those between it and its authority; needs tls-key-file. Read anew at SIGHUP")   \
+    X(tls_key_file, TEXT, "tls-key-file", "", "", "PEM file of that certificate's key")            \
+    X(tls_client_ca_file, TEXT, "tls-client-ca-file", "", "",                                      \
+      "PEM file of the authorities that clients' certificates must come from; all but probes and " \
+      "the status page then needs one")                                                            \
     X(requests_max, COUNT, "requests-max", "256", "1 65536",                                       \
       "REST requests in work; further ones are answered 503")                                      \
     X(connections_max, COUNT, "connections-max", "4096", "8 65536", "HTTP connections")            \
@@ -104,9 +111,16 @@ bool kvp_loopback_host(const char *host);
 /* Every address: nobody can be told to connect to it. */
 bool kvp_wildcard_host(const char *host);
 
+/* The same of either program. Texts are borrowed. */
+struct kvp_rest_config {
+#define X(name, type, key, standard, limits, what) KVP_CONFIG_##type name;
+    KVP_REST_KEYS(X)
+#undef X
+    const char *listen;
+};
+
 /* Checks what is common, for a program's own check. INVALID: error says what to change. */
-KVB_MUST_USE kvb_status_t kvp_check_listen(const char *listen, const char *token_file,
-                                           bool insecure, char *error);
+KVB_MUST_USE kvb_status_t kvp_check_rest(const struct kvp_rest_config *config, char *error);
 KVB_MUST_USE kvb_status_t kvp_check_cluster(const struct kvp_cluster_config *config, char *error);
 
 #endif

@@ -85,6 +85,11 @@ struct kvp_cluster_config kvp_config_cluster(const struct kvp_config *config)
         .cluster_listen = config->cluster_listen, .insecure = config->insecure};
 }
 
+struct kvp_rest_config kvp_config_rest(const struct kvp_config *config)
+{
+    return (struct kvp_rest_config){KVP_REST_KEYS(KVP_CLUSTER_FIELD).listen = config->listen};
+}
+
 static kvb_status_t check_names(const struct kvp_config *config, char *error)
 {
     if (!kvp_config_each_tenant(config->tenants, ignore_tenant, NULL)) {
@@ -143,8 +148,8 @@ static kvb_status_t check(void *arg, char *error)
 {
     struct kvp_config *config = arg;
     const struct kvp_cluster_config cluster = kvp_config_cluster(config);
-    kvb_status_t status =
-        kvp_check_listen(config->listen, config->token_file, config->insecure, error);
+    const struct kvp_rest_config rest = kvp_config_rest(config);
+    kvb_status_t status = kvp_check_rest(&rest, error);
     if (status == KVB_OK) {
         status = check_names(config, error);
     }

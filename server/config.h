@@ -113,6 +113,7 @@ void kvp_config_cleanup(struct kvp_config *config);
 
 /* Borrows the texts. */
 struct kvp_cluster_config kvp_config_cluster(const struct kvp_config *config);
+struct kvp_rest_config kvp_config_rest(const struct kvp_config *config);
 
 /* Calls each for each tenant of a `tenants` value; quota KVP_QUOTA_NONE: none. False: malformed. */
 #define KVP_QUOTA_NONE UINT64_MAX

@@ -246,7 +246,8 @@ static void on_signalled(void *ctx, int signum)
     struct kvp_daemon *daemon = ctx;
     if (signum == SIGHUP) {
         if (daemon->http != NULL) {
-            kvp_program_reload(daemon->config->token_file, daemon->http);
+            const struct kvp_rest_config rest = kvp_config_rest(daemon->config);
+            kvp_program_reload(&rest, daemon->metrics, daemon->http);
         }
         return;
     }
@@ -406,15 +407,12 @@ static kvb_status_t create_control(struct kvp_daemon *daemon)
 static kvb_status_t create_http(struct kvp_daemon *daemon)
 {
     const struct kvp_config *config = daemon->config;
-    const struct kvp_program_rest rest = {.listen = config->listen,
-                                          .token_file = config->token_file,
-                                          .connections_max = config->connections_max,
-                                          .idle_timeout = config->idle_timeout};
+    const struct kvp_rest_config rest = kvp_config_rest(config);
     const struct kvp_http_config http = {.routes = &kvp_route_table,
                                          .inbox = kvp_control_inbox(daemon->control),
                                          .ops = &http_ops,
                                          .ctx = daemon};
-    return kvp_program_http(&rest, &http, &daemon->http, daemon->url);
+    return kvp_program_http(&rest, &http, daemon->metrics, &daemon->http, daemon->url);
 }
 
 kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemon **daemon_p)

@@ -216,6 +216,9 @@
       "Requests of other processes for the share, not answered yet.")                              \
     /* REST */                                                                                     \
     X(HTTP_CONNECTIONS, GAUGE, "kvplane_http_connections", "HTTP connections open.")               \
+    X(TLS_EXPIRY, GAUGE, "kvplane_tls_certificate_expiry_seconds",                                 \
+      "Unix time at which the certificate that the REST API is served with expires.")              \
+    X(RELOADS, COUNTER, "kvplane_reloads_total", "Files read anew at SIGHUP.", "file", "outcome")  \
     X(HTTP_REQUESTS, COUNTER, "kvplane_http_requests_total", "HTTP requests answered.", "route",   \
       "code")                                                                                      \
     X(HTTP_SECONDS, HISTOGRAM, "kvplane_http_request_seconds",                                     \

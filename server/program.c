@@ -2,6 +2,7 @@
 #include "program.h"
 
 #include "listen.h"
+#include "metrics.h"
 #include "tokens.h"
 
 #include "base/assert.h"
@@ -19,6 +20,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -160,9 +162,30 @@ static kvb_status_t read_tokens(const char *path, struct kvp_http_token *tokens,
     return status;
 }
 
-kvb_status_t kvp_program_http(const struct kvp_program_rest *rest,
-                              const struct kvp_http_config *http, struct kvp_http **http_p,
-                              char url[KVP_ADDRESS_MAX])
+/* *tls_p: NULL where none is asked for. */
+static kvb_status_t read_tls(const struct kvp_rest_config *rest, struct kvb_metrics *metrics,
+                             struct kvp_tls **tls_p)
+{
+    const struct kvp_tls_files files = {.cert = rest->tls_cert_file,
+                                        .key = rest->tls_key_file,
+                                        .client_ca = rest->tls_client_ca_file};
+    char error[KVP_TLS_ERROR_MAX];
+    *tls_p = NULL;
+    if (files.cert[0] == '\0') {
+        return KVB_OK;
+    }
+    kvb_status_t status = kvp_tls_load(&files, (int64_t)time(NULL), tls_p, error);
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, error);
+        return status;
+    }
+    kvb_series_set(kvb_series0(metrics, KVP_M_TLS_EXPIRY), (double)kvp_tls_expires(*tls_p));
+    return KVB_OK;
+}
+
+kvb_status_t kvp_program_http(const struct kvp_rest_config *rest,
+                              const struct kvp_http_config *http, struct kvb_metrics *metrics,
+                              struct kvp_http **http_p, char url[KVP_ADDRESS_MAX])
 {
     struct kvp_http_config config = *http;
     char host[KVB_LAYOUT_MAX];
@@ -180,35 +203,81 @@ kvb_status_t kvp_program_http(const struct kvp_program_rest *rest,
     config.random = &kvb_random_real;
     status = read_tokens(rest->token_file, tokens, &config.ntokens);
     if (status == KVB_OK) {
+        status = read_tls(rest, metrics, &config.tls);
+    }
+    if (status == KVB_OK) {
         status = kvp_http_start(&config, http_p);
     }
     if (status == KVB_OK) {
-        join_address("http://", host, kvp_http_port(*http_p), url);
+        join_address(config.tls != NULL ? "https://" : "http://", host, kvp_http_port(*http_p),
+                     url);
     }
+    kvp_tls_put(config.tls);
     explicit_bzero(tokens, KVP_HTTP_TOKENS_MAX * sizeof *tokens);
     free(tokens);
     return status;
 }
 
-void kvp_program_reload(const char *token_file, struct kvp_http *http)
+static kvb_status_t reload_tokens(const char *token_file, struct kvp_http *http)
 {
     struct kvp_http_token *tokens = calloc(KVP_HTTP_TOKENS_MAX, sizeof *tokens);
     uint32_t n = 0;
     kvb_status_t status = tokens == NULL ? KVB_ERR_NO_MEMORY : read_tokens(token_file, tokens, &n);
 
-    if (status == KVB_OK && n == 0) {
-        KVB_LOG(INFO, "there is no token file to be read anew");
-    } else if (status == KVB_OK) {
+    if (status == KVB_OK) {
         status = kvp_http_set_tokens(http, tokens, n);
     }
     if (status != KVB_OK) {
         KVB_LOG(ERROR, "the tokens stay as they were", KVB_STATUS(status));
-    } else if (n > 0) {
+    } else {
         KVB_LOG(INFO, "tokens were read anew", KVB_U64("tokens", n));
     }
     if (tokens != NULL) {
         explicit_bzero(tokens, KVP_HTTP_TOKENS_MAX * sizeof *tokens);
         free(tokens);
+    }
+    return status;
+}
+
+static kvb_status_t reload_tls(const struct kvp_rest_config *rest, struct kvb_metrics *metrics,
+                               struct kvp_http *http)
+{
+    struct kvp_tls *tls = NULL;
+    kvb_status_t status = read_tls(rest, metrics, &tls);
+
+    if (status == KVB_OK) {
+        status = kvp_http_set_tls(http, tls);
+    }
+    if (status != KVB_OK) {
+        KVB_LOG(ERROR, "the TLS certificate stays as it was", KVB_STATUS(status));
+    } else {
+        KVB_LOG(INFO, "the TLS certificate was read anew",
+                KVB_I64("expires_in_s", kvp_tls_expires(tls) - (int64_t)time(NULL)));
+    }
+    kvp_tls_put(tls);
+    return status;
+}
+
+static void count_reload(struct kvb_metrics *metrics, const char *what, kvb_status_t status)
+{
+    const char *labels[] = {what, status == KVB_OK ? "ok" : "failed"};
+    kvb_series_add(kvb_series(metrics, KVP_M_RELOADS, labels), 1);
+}
+
+void kvp_program_reload(const struct kvp_rest_config *rest, struct kvb_metrics *metrics,
+                        struct kvp_http *http)
+{
+    bool tokens = rest->token_file[0] != '\0';
+    bool tls = rest->tls_cert_file[0] != '\0';
+
+    if (tokens) {
+        count_reload(metrics, "tokens", reload_tokens(rest->token_file, http));
+    }
+    if (tls) {
+        count_reload(metrics, "certificate", reload_tls(rest, metrics, http));
+    }
+    if (!tokens && !tls) {
+        KVB_LOG(INFO, "there is no token file and no certificate to be read anew");
     }
 }
 

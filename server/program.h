@@ -6,6 +6,7 @@
 #include "http/http.h"
 
 #include "base/io.h"
+#include "base/metrics.h"
 #include "base/sched.h"
 #include "store/coordinator.h"
 #include "transport/tcp.h"
@@ -31,19 +32,17 @@ KVB_MUST_USE kvb_status_t kvp_program_memory(uint64_t bytes);
 KVB_MUST_USE kvb_status_t kvp_program_listen(const char *listen, int *fd_p,
                                              char address[KVP_ADDRESS_MAX]);
 
-struct kvp_program_rest {
-    const char *listen;
-    const char *token_file;
-    uint64_t connections_max;
-    uint64_t idle_timeout; /* ms */
-};
-/* http: routes, inbox, ops and ctx; the rest comes from the keys. url_p: where it is. */
-KVB_MUST_USE kvb_status_t kvp_program_http(const struct kvp_program_rest *rest,
+/* http: routes, inbox, ops and ctx; the rest comes from the keys. url_p: where it is. INVALID, IO:
+ * also a file of the keys; logged. */
+KVB_MUST_USE kvb_status_t kvp_program_http(const struct kvp_rest_config *rest,
                                            const struct kvp_http_config *http,
-                                           struct kvp_http **http_p, char url[KVP_ADDRESS_MAX]);
+                                           struct kvb_metrics *metrics, struct kvp_http **http_p,
+                                           char url[KVP_ADDRESS_MAX]);
 
-/* SIGHUP: the token file is read anew. What is wrong with it is logged, and the old ones stay. */
-void kvp_program_reload(const char *token_file, struct kvp_http *http);
+/* SIGHUP: tokens and TLS files are read anew. What is wrong with them is logged and counted, and
+ * what was in force stays. */
+void kvp_program_reload(const struct kvp_rest_config *rest, struct kvb_metrics *metrics,
+                        struct kvp_http *http);
 /* The line of a call that changes something: who (which token), what, of which instance, from
  * where, and how it ended. */
 void kvp_program_audit(const struct kvp_http_answered *answered);

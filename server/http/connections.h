@@ -19,6 +19,7 @@ struct kvp_connection {
     struct kvb_list link; /* in idle or receiving, or in none while answered */
     int fd;               /* borrowed from libmicrohttpd until its CLOSED notice */
     uint64_t since_ns;    /* in this list */
+    struct kvp_tls *tls;  /* that it began with; its own reference. NULL: none */
 };
 
 struct kvp_connections {

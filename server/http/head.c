@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "http/internal.h"
+#include "http/tls_session.h"
 
 #include "base/assert.h"
 
@@ -116,6 +117,23 @@ static void check_token(struct kvp_exchange *exchange)
     }
 }
 
+/* Kubelets have none to show, so a probe needs none. */
+static void check_certificate(struct kvp_exchange *exchange)
+{
+    const struct kvp_tls *tls = exchange->connection->tls;
+    if (tls == NULL || !kvp_tls_asks(tls) || exchange->request.route->where == KVP_PROBE ||
+        exchange->request.route->where == KVP_STATIC) {
+        return;
+    }
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(exchange->mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    if (info == NULL || !kvp_tls_shown(info->tls_session)) {
+        kvp_exchange_refuse(exchange, 403, NULL,
+                            "this needs a client certificate of an authority that this server "
+                            "knows (tls-client-ca-file)");
+    }
+}
+
 static void check_origin(struct kvp_exchange *exchange)
 {
     const char *foreign = kvp_exchange_foreign(exchange);
@@ -193,6 +211,9 @@ static void check(struct kvp_exchange *exchange, const char *method, const char 
         find_route(exchange, method);
         if (exchange->http_status == 0) {
             check_origin(exchange);
+        }
+        if (exchange->http_status == 0) {
+            check_certificate(exchange);
         }
         if (exchange->http_status == 0) {
             check_token(exchange);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "http/internal.h"
+#include "http/tls_session.h"
 #include "listen.h"
 
 #include "base/assert.h"
@@ -56,6 +57,19 @@ static void accept_more(struct kvp_http *http, struct MHD_Connection *mhd, uint6
     }
 }
 
+/* Of what is current now. False: there is nothing it could be shown, and its handshake fails. */
+static bool begin_tls(struct kvp_http *http, struct MHD_Connection *mhd,
+                      struct kvp_connection *connection)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+
+    pthread_mutex_lock(&http->lock);
+    connection->tls = kvp_tls_get(http->tls);
+    pthread_mutex_unlock(&http->lock);
+    return info != NULL && kvp_tls_begin(connection->tls, info->tls_session) == 0;
+}
+
 static void connection_notice(void *cls, struct MHD_Connection *mhd, void **context,
                               enum MHD_ConnectionNotificationCode code)
 {
@@ -64,6 +78,7 @@ static void connection_notice(void *cls, struct MHD_Connection *mhd, void **cont
 
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
         if (connection != NULL) {
+            kvp_tls_put(connection->tls);
             kvp_connection_closed(&http->connections, connection);
         }
         return;
@@ -72,9 +87,29 @@ static void connection_notice(void *cls, struct MHD_Connection *mhd, void **cont
         MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
     if (info != NULL) { /* without a context its first request will be closed */
         uint64_t now_ns = kvb_now_ns(http->config.clock);
-        *context = kvp_connection_opened(&http->connections, http, info->connect_fd, now_ns);
+        connection = kvp_connection_opened(&http->connections, http, info->connect_fd, now_ns);
+        *context = connection;
+        if (connection != NULL && http->tls != NULL && !begin_tls(http, mhd, connection)) {
+            KVB_LOG_LIMITED(ERROR, "a TLS connection cannot begin");
+        }
         accept_more(http, mhd, now_ns);
     }
+}
+
+/* Of libmicrohttpd's own credentials, which no session keeps: they have no certificate. */
+static int no_certificate(gnutls_session_t session, const gnutls_datum_t *authorities, int n,
+                          const gnutls_pk_algorithm_t *algorithms, int nalgorithms,
+                          gnutls_pcert_st **pcert, unsigned *pcert_len, gnutls_privkey_t *key)
+{
+    (void)session;
+    (void)authorities;
+    (void)n;
+    (void)algorithms;
+    (void)nalgorithms;
+    (void)pcert;
+    (void)pcert_len;
+    (void)key;
+    return -1;
 }
 
 static size_t keep_escapes(void *cls, struct MHD_Connection *mhd, char *text)
@@ -161,8 +196,27 @@ static void init_lock(struct kvp_http *http)
     pthread_condattr_destroy(&monotonic);
 }
 
+kvb_status_t kvp_http_set_tls(struct kvp_http *http, struct kvp_tls *tls)
+{
+    if (http->config.tls == NULL) {
+        return KVB_ERR_BAD_STATE;
+    }
+    pthread_mutex_lock(&http->lock);
+    struct kvp_tls *old = http->tls;
+    http->tls = kvp_tls_get(tls);
+    pthread_mutex_unlock(&http->lock);
+    kvp_tls_put(old);
+    return KVB_OK;
+}
+
 static struct MHD_Daemon *start_daemon(struct kvp_http *http)
 {
+    const struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_CERT_CALLBACK, 0, (void *)(uintptr_t)no_certificate},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)KVP_TLS_PRIORITIES},
+        {MHD_OPTION_END, 0, NULL}};
+    const struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
+    unsigned flags = http->tls != NULL ? MHD_USE_TLS : 0;
     unsigned idle_s =
         http->config.idle_timeout_s != 0 ? http->config.idle_timeout_s : KVP_HTTP_IDLE_S;
 
@@ -171,8 +225,8 @@ static struct MHD_Daemon *start_daemon(struct kvp_http *http)
      * timeout. Not strict: that would add one check, of Host, which kvp_framing_ambiguous() makes
      * too; and what the library finds wrong itself it answers with its header sent twice. */
     return MHD_start_daemon(
-        MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
-        kvp_exchange_handle, http, MHD_OPTION_EXTERNAL_LOGGER, log_line, NULL,
+        flags | MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0,
+        NULL, NULL, kvp_exchange_handle, http, MHD_OPTION_EXTERNAL_LOGGER, log_line, NULL,
         MHD_OPTION_LISTEN_SOCKET, http->listener, MHD_OPTION_NOTIFY_CONNECTION, connection_notice,
         http, MHD_OPTION_URI_LOG_CALLBACK, kvp_exchange_target, http, MHD_OPTION_NOTIFY_COMPLETED,
         kvp_exchange_completed, http, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
@@ -180,7 +234,7 @@ static struct MHD_Daemon *start_daemon(struct kvp_http *http)
         (size_t)KVP_HTTP_CONNECTION_MEM, MHD_OPTION_CONNECTION_LIMIT,
         (unsigned)(http->connections.max + CONNECTIONS_SPARE), MHD_OPTION_PER_IP_CONNECTION_LIMIT,
         (unsigned)http->config.connections_per_ip_max, MHD_OPTION_CONNECTION_TIMEOUT, idle_s,
-        MHD_OPTION_END);
+        MHD_OPTION_ARRAY, http->tls != NULL ? tls : none, MHD_OPTION_END);
 }
 
 kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_http **http_p)
@@ -201,6 +255,12 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
     if (status != KVB_OK) {
         goto err_tokens;
     }
+    if (config->tls != NULL && MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
+        KVB_LOG(ERROR, "libmicrohttpd was built without TLS");
+        status = KVB_ERR_UNSUPPORTED;
+        goto err_tokens;
+    }
+    http->tls = config->tls != NULL ? kvp_tls_get(config->tls) : NULL;
     status = kvp_listen(address, config->port, &http->listener, &http->port);
     if (status != KVB_OK) {
         goto err_tokens;
@@ -215,7 +275,8 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
         status = KVB_ERR_IO;
         goto err_parser;
     }
-    KVB_LOG(INFO, "listening", KVB_STR("address", address), KVB_U64("port", http->port));
+    KVB_LOG(INFO, "listening", KVB_STR("address", address), KVB_U64("port", http->port),
+            KVB_STR("tls", http->tls != NULL ? "yes" : "no"));
     *http_p = http;
     return KVB_OK;
 
@@ -225,6 +286,7 @@ err_parser:
 err_listener:
     close(http->listener);
 err_tokens:
+    kvp_tls_put(http->tls);
     pthread_cond_destroy(&http->paid);
     pthread_mutex_destroy(&http->lock);
     free(http);
@@ -270,6 +332,7 @@ void kvp_http_stop(struct kvp_http *http)
     kvp_parser_cleanup(http);
     kvb_assert(http->connections.n == 0);
     kvp_exchanges_cleanup(http);
+    kvp_tls_put(http->tls);
     pthread_cond_destroy(&http->paid);
     pthread_mutex_destroy(&http->lock);
     free(http);

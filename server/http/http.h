@@ -5,6 +5,7 @@
 #include "http/document.h"
 #include "http/inbox.h"
 #include "http/probe.h"
+#include "http/tls.h"
 
 #include "base/clock.h"
 
@@ -78,6 +79,7 @@ struct kvp_http_config {
     const struct kvp_http_token *tokens; /* copied; ntokens 0: no token is asked for, and
                                             Authorization is not looked at */
     uint32_t ntokens;
+    struct kvp_tls *tls;             /* NULL: none is spoken. It takes a reference of its own */
     uint32_t connections_max;        /* 0: KVP_HTTP_CONNECTIONS; never more than RLIMIT_NOFILE
                                         less KVP_HTTP_FDS_RESERVED allows */
     uint32_t connections_per_ip_max; /* 0: no limit of its own */
@@ -92,8 +94,8 @@ struct kvp_http_config {
 
 struct kvp_http;
 
-/* INVALID: address or limits; BUSY: the port is taken; IO, LIMIT, NO_MEMORY; each logged with its
- * cause. */
+/* INVALID: address or limits; BUSY: the port is taken; UNSUPPORTED: this libmicrohttpd has no TLS;
+ * IO, LIMIT, NO_MEMORY; each logged with its cause. */
 KVB_MUST_USE kvb_status_t kvp_http_start(const struct kvp_http_config *config,
                                          struct kvp_http **http_p);
 uint16_t kvp_http_port(const struct kvp_http *http);
@@ -103,6 +105,9 @@ uint32_t kvp_http_connections(const struct kvp_http *http); /* open now; any thr
 KVB_MUST_USE kvb_status_t kvp_http_set_tokens(struct kvp_http *http,
                                               const struct kvp_http_token *tokens,
                                               uint32_t ntokens);
+/* Any thread: connections that begin from now on are shown this; it takes a reference of its own.
+ * BAD_STATE: it was started without, and speaks no TLS. */
+KVB_MUST_USE kvb_status_t kvp_http_set_tls(struct kvp_http *http, struct kvp_tls *tls);
 /* Any thread: streams have more to say. beat: those that have not say that they live, so that
  * clients, proxies and this server notice when the other end is gone; every few seconds. */
 void kvp_http_wake(struct kvp_http *http, bool beat);

@@ -82,6 +82,7 @@ struct kvp_http {
     /* guarded by lock */
     struct kvp_http_token tokens[KVP_HTTP_TOKENS_MAX];
     uint32_t ntokens;
+    struct kvp_tls *tls; /* of the connections that begin now; NULL for as long as it runs: none */
     pthread_mutex_t lock;
     pthread_cond_t paid; /* owed became 0 */
     int listener;        /* libmicrohttpd's until quiesced; -1: no more are let in */

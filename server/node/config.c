@@ -17,12 +17,17 @@ struct kvp_cluster_config kvp_store_config_cluster(const struct kvp_store_config
         .cluster_listen = config->cluster_listen, .insecure = config->insecure};
 }
 
+struct kvp_rest_config kvp_store_config_rest(const struct kvp_store_config *config)
+{
+    return (struct kvp_rest_config){KVP_REST_KEYS(KVP_CLUSTER_FIELD).listen = config->listen};
+}
+
 static kvb_status_t check(void *arg, char *error)
 {
     struct kvp_store_config *config = arg;
     const struct kvp_cluster_config cluster = kvp_store_config_cluster(config);
-    kvb_status_t status =
-        kvp_check_listen(config->listen, config->token_file, config->insecure, error);
+    const struct kvp_rest_config rest = kvp_store_config_rest(config);
+    kvb_status_t status = kvp_check_rest(&rest, error);
     if (status == KVB_OK && config->cluster_listen[0] == '\0') {
         status = kvp_refuse(error, "cluster-listen: a store node needs one: HOST:PORT");
     }

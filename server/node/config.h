@@ -47,6 +47,7 @@ KVB_MUST_USE kvb_status_t kvp_store_config_read(int argc, const char *const *arg
 void kvp_store_config_cleanup(struct kvp_store_config *config);
 /* Borrows the texts. */
 struct kvp_cluster_config kvp_store_config_cluster(const struct kvp_store_config *config);
+struct kvp_rest_config kvp_store_config_rest(const struct kvp_store_config *config);
 void kvp_store_config_options(const char *command, kvp_tell_option_fn tell, void *ctx);
 void kvp_store_config_table(FILE *out);
 void kvp_store_config_show(const struct kvp_store_config *config, FILE *out);

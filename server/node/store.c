@@ -133,7 +133,8 @@ static void on_signalled(void *ctx, int signum)
     struct kvp_store *store = ctx;
     if (signum == SIGHUP) {
         if (store->http != NULL) {
-            kvp_program_reload(store->config->token_file, store->http);
+            const struct kvp_rest_config rest = kvp_store_config_rest(store->config);
+            kvp_program_reload(&rest, store->metrics, store->http);
         }
         return;
     }
@@ -376,15 +377,12 @@ static kvb_status_t create_rest(struct kvp_store *store)
         return status;
     }
     kvb_metrics_on_collect(store->metrics, on_collect, store);
-    const struct kvp_program_rest rest = {.listen = config->listen,
-                                          .token_file = config->token_file,
-                                          .connections_max = config->connections_max,
-                                          .idle_timeout = config->idle_timeout};
+    const struct kvp_rest_config rest = kvp_store_config_rest(config);
     const struct kvp_http_config http = {.routes = &kvp_store_route_table,
                                          .inbox = kvp_node_control_inbox(store->control),
                                          .ops = &http_ops,
                                          .ctx = store};
-    return kvp_program_http(&rest, &http, &store->http, store->url);
+    return kvp_program_http(&rest, &http, store->metrics, &store->http, store->url);
 }
 
 kvb_status_t kvp_store_create(const struct kvp_store_config *config, struct kvp_store **store_p)

@@ -125,10 +125,11 @@ class Server(Process):
     READY = "kvplane ready "
     KIND = "daemon"  # whose contract its answers keep
     _tap = None
+    context = None  # ssl.SSLContext, of one that serves by TLS
 
     def await_ready(self):
         self.url = self.line(self.READY).rsplit(" ", 1)[-1]
-        self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        self.host, port = self.url.split("://", 1)[1].rsplit(":", 1)
         self.port = int(port)
         recording.server(self.port, self.KIND)
 
@@ -155,7 +156,10 @@ class Server(Process):
 
     def request(self, method, path, body=None, headers=None, timeout=DEADLINE_S):
         """Status and JSON (or text) of the answer."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        if self.context is None:
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        else:
+            connection = http.client.HTTPSConnection(self.host, self.port, timeout=timeout, context=self.context)
         with contextlib.closing(connection):
             data = json.dumps(body).encode() if body is not None else None
             head = {"Content-Type": "application/json"} if data else {}

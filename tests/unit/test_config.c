@@ -122,6 +122,7 @@ Test(config, others_reach_it_only_with_tokens_or_insecure)
     REFUSED("--token-file", "--listen=0.0.0.0:8100");
     REFUSED("--token-file", "--listen=[::]:8100");
     REFUSED("--token-file", "--listen=gpu-7:8100");
+    REFUSED("--token-file", "--listen=gpu-7:8100", "--tls-cert-file=/c", "--tls-key-file=/k");
     static const char *const fine[][2] = {{"--listen=127.0.0.2:0", "--shards=1"},
                                           {"--listen=[::1]:0", "--shards=1"},
                                           {"--listen=localhost:0", "--shards=1"},
@@ -131,6 +132,13 @@ Test(config, others_reach_it_only_with_tokens_or_insecure)
         cr_assert_eq(kvp_config_read(2, fine[i], &config, error), KVB_OK, "%s", error);
         kvp_config_cleanup(&config);
     }
+}
+
+Test(config, tls_needs_certificate_and_key)
+{
+    REFUSED("give both or neither", "--tls-cert-file=/c");
+    REFUSED("give both or neither", "--tls-key-file=/k");
+    REFUSED("--tls-cert-file", "--tls-client-ca-file=/a");
 }
 
 Test(config, a_bad_file_is_refused_by_name)
@@ -369,6 +377,7 @@ Test(config, a_store_node_has_its_own_keys_read_in_the_same_way)
         {"--engine-socket=/x", "--engine-socket"}, {"--store-bytes=0", "1MiB to 64TiB"},
         {"--listen=0.0.0.0:1", "--token-file"},    {"--cluster-listen=10.0.0.1:1", "--secret-file"},
         {"--cluster-listen=", "cluster-listen"},   {"--etcd=x", "etcd"},
+        {"--tls-cert-file=/c", "tls-key-file"},
     };
     (void)setenv("KVPLANE_STORE_BYTES", "2GiB", 1);
     cr_assert_eq(kvp_store_config_read(3, none, &config, error), KVB_OK, "%s", error);

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The REST API by TLS: who is shown what, what is asked of clients, and certificates that change under connections."""
+import contextlib
+import http.client
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import unittest
+import urllib.request
+import warnings
+
+import harness
+from authority import Authority
+
+
+class Node(harness.Server):
+    """A store node that is alone."""
+    READY = harness.StoreNode.READY
+    KIND = harness.StoreNode.KIND
+
+
+class Tls(harness.Case):
+    def setUp(self):
+        super().setUp()
+        self.authority = Authority(self.directory, "authority")
+        self.certificate, self.key = (os.path.join(self.directory, name) for name in ("server.pem", "server.key"))
+        self.install(*self.authority.sign("server"))
+
+    def install(self, certificate, key):
+        """What the daemon reads; as a person would renew it."""
+        shutil.copy(certificate, self.certificate)
+        shutil.copy(key, self.key)
+        os.chmod(self.key, 0o600)
+
+    def context(self, pair=None, authority=None):
+        context = ssl.create_default_context(cafile=(authority or self.authority).certificate)
+        if pair:
+            context.load_cert_chain(*pair)
+        return context
+
+    def args(self, *more):
+        return ["--tls-cert-file", self.certificate, "--tls-key-file", self.key, *more]
+
+    def serve(self, *args, pair=None):
+        daemon = self.daemon(*self.args(*args))
+        daemon.context = self.context(pair)
+        return daemon
+
+    def node(self, *args):
+        node = Node(["store", "--listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0",
+                     "--store-bytes", "8MiB", *self.args(*args)], self.directory, "store")
+        self.processes.append(node)
+        node.await_ready()
+        node.context = self.context()
+        return node
+
+    def curl(self, process, path, *args):
+        """Exit code, body and what it complains of."""
+        run = subprocess.run(["curl", "-sS", "--cacert", self.authority.certificate, *args, process.url + path],
+                             capture_output=True, text=True, timeout=harness.DEADLINE_S)
+        return run.returncode, run.stdout, run.stderr
+
+    def serial(self, process):
+        """Of the certificate that a new connection is shown."""
+        with socket.create_connection((process.host, process.port), timeout=harness.DEADLINE_S) as plain:
+            with self.context().wrap_socket(plain, server_hostname=process.host) as own:
+                return own.getpeercert()["serialNumber"]
+
+    def test_daemon_and_store_node_serve_real_clients_by_tls(self):
+        daemon, node = self.serve(), self.node()
+        engine = self.engine(daemon, "a")
+        for process in (daemon, node):
+            self.assertTrue(process.url.startswith("https://"), process.url)
+            with urllib.request.urlopen(process.url + "/livez", context=self.context(),
+                                        timeout=harness.DEADLINE_S) as answer:
+                self.assertEqual(answer.status, 200)
+            self.assertEqual(self.curl(process, "/health")[0], 0)
+        self.assertEqual(daemon.ok("/sleep?level=1")["status"], "sleeping")
+        self.assertEqual(daemon.ok("/wake_up")["status"], "awake")
+        # A large body and a large answer, in pieces.
+        self.assertEqual(daemon.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"x": "y" * 300000}})[0],
+                         200)
+        self.assertGreater(len(daemon.get("/openapi.yaml")[1]), 50000)
+        # Who does not know the authority does not go on.
+        other = Authority(self.directory, "other")
+        with self.assertRaises(ssl.SSLCertVerificationError):
+            daemon.context = self.context(authority=other)
+            daemon.get("/livez")
+        self.clean(engine, daemon, node)
+
+    def test_only_tls_1_2_and_later_and_nothing_else_is_spoken_there(self):
+        daemon = self.serve()
+        for version, spoken in ((ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True),
+                                (ssl.TLSVersion.TLSv1_3, True)):
+            daemon.context = self.context()
+            daemon.context.set_ciphers("ALL:@SECLEVEL=0")
+            with warnings.catch_warnings(action="ignore"):  # that nobody should use it any more
+                daemon.context.minimum_version = daemon.context.maximum_version = version
+            if spoken:
+                self.assertEqual(daemon.get("/livez")[0], 200, version)
+            else:
+                with self.assertRaises(OSError):
+                    daemon.get("/livez")
+        for hello in (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(range(256)) * 8,
+                      b"\x00" * 600, b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03"):
+            with socket.create_connection((daemon.host, daemon.port), timeout=harness.DEADLINE_S) as plain:
+                plain.sendall(hello)
+                text = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while more := plain.recv(4096):
+                        text += more
+                self.assertNotIn(b"HTTP/1.1 200", text)
+        daemon.context = self.context()
+        self.assertEqual(daemon.get("/livez")[0], 200)
+        self.clean(daemon)
+
+    def test_a_handshake_that_stalls_holds_nobody(self):
+        daemon = self.serve()
+        with contextlib.ExitStack() as stack:
+            for length in list(range(0, 60)):
+                plain = stack.enter_context(
+                    socket.create_connection((daemon.host, daemon.port), timeout=harness.DEADLINE_S))
+                plain.sendall((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"r" * 64)[:length])
+            self.assertEqual(daemon.get("/livez")[0], 200)
+        self.clean(daemon)
+
+    def test_sighup_takes_another_certificate_and_running_connections_go_on(self):
+        daemon = self.serve()
+        first = self.serial(daemon)
+        running = http.client.HTTPSConnection(daemon.host, daemon.port, timeout=harness.DEADLINE_S,
+                                              context=self.context())
+
+        def goes_on():
+            running.request("GET", "/livez")
+            answer = running.getresponse()
+            answer.read()
+            self.assertEqual(answer.status, 200)
+        goes_on()
+        own = running.sock
+        expiry = daemon.metric("kvplane_tls_certificate_expiry_seconds")
+        self.assertGreater(expiry, 0)
+        self.install(*self.authority.sign("second"))
+        self.assertEqual(self.serial(daemon), first)
+        for times in (1, 2, 3):  # the one before the last is let go of, too
+            daemon.popen.send_signal(signal.SIGHUP)
+            daemon.says("the TLS certificate was read anew", times)
+        second = self.serial(daemon)
+        self.assertNotEqual(second, first)
+        goes_on()
+        self.assertIs(running.sock, own)
+        self.assertEqual(daemon.metric("kvplane_reloads_total", file="certificate", outcome="ok"), 3)
+        # What is wrong changes nothing, and is said.
+        good = pathlib.Path(self.key).read_bytes()
+        certificate, key = self.authority.sign("third")
+        expired = self.authority.sign("expired", expired=True)
+        for times, (pair, words) in enumerate((
+                ((certificate, self.key), "not that of the certificate"), ((os.devnull, key), "no certificate in PEM"),
+                ((certificate, os.devnull), "no key in PEM"), (expired, "has expired")), 1):
+            pathlib.Path(self.certificate).write_bytes(pathlib.Path(pair[0]).read_bytes())
+            pathlib.Path(self.key).write_bytes(good if pair[1] == self.key else pathlib.Path(pair[1]).read_bytes())
+            daemon.popen.send_signal(signal.SIGHUP)
+            daemon.says("the TLS certificate stays as it was", times)
+            self.assertIn(words, daemon.stderr())
+            self.assertEqual(self.serial(daemon), second)
+        goes_on()
+        self.assertEqual(daemon.metric("kvplane_reloads_total", file="certificate", outcome="failed"), 4)
+        self.assertEqual(daemon.metric("kvplane_tls_certificate_expiry_seconds") > 0, True)
+        running.close()
+        self.clean(daemon)
+
+    def test_clients_show_a_certificate_where_it_is_asked_for_and_probes_need_none(self):
+        mine, other = self.authority.sign("client"), Authority(self.directory, "other")
+        known = os.path.join(self.directory, "clients.pem")
+        shutil.copy(self.authority.certificate, known)
+        ca = ["--tls-client-ca-file", known]
+        daemon = self.serve(*ca, pair=mine)
+        node = self.node(*ca)
+        engine = self.engine(daemon, "a")
+        self.assertEqual(daemon.ok("/pause")["status"], "paused")
+        daemon.context = self.context()
+        for path in ("/livez", "/health", "/startupz", "/metrics"):
+            self.assertEqual(daemon.get(path)[0], 200, path)
+        self.assertEqual(node.get("/livez")[0], 200)
+        for answer in (daemon.post("/resume"), daemon.get("/v1/kvplane/instances"), node.get("/v1/kvplane/node")):
+            self.assertEqual(answer[0], 403, answer)
+            self.assertIn("client certificate", answer[1]["error"]["message"])
+        node.context = self.context(mine)
+        self.assertEqual(node.get("/v1/kvplane/node")[0], 200)
+        # What another authority signed, is no client's, or has run out: not even a probe. (TLS 1.3 tells it to
+        # the client after the client's own handshake is done.)
+        stranger = other.sign("stranger")
+        for pair in (stranger, self.authority.sign("s", usage="serverAuth"), self.authority.sign("old", expired=True)):
+            daemon.context = self.context(pair)
+            with self.assertRaises((OSError, http.client.HTTPException)):
+                daemon.get("/livez")
+        daemon.says("a client's certificate is refused")
+        daemon.context = self.context(mine)
+        self.assertEqual(daemon.ok("/resume")["status"], "resumed")
+        shutil.copy(other.certificate, known)
+        daemon.popen.send_signal(signal.SIGHUP)
+        daemon.says("the TLS certificate was read anew")
+        with self.assertRaises((OSError, http.client.HTTPException)):
+            daemon.post("/pause")
+        daemon.context = self.context(stranger)
+        self.assertEqual(daemon.ok("/pause")["status"], "paused")
+        self.clean(engine, daemon, node)
+
+    def test_files_that_are_wrong_are_said_at_start(self):
+        pair = self.authority.sign("one")
+        other = self.authority.sign("two")
+        locked = os.path.join(self.directory, "locked.key")
+        self.authority.openssl("rsa", "-aes256", "-passout", "pass:x", "-in", pair[1], "-out", locked)
+        missing = "/nonexistent.pem"
+        for certificate, key, ca, words in (
+                (missing, pair[1], "", "tls-cert-file: /nonexistent.pem: No such file"),
+                (pair[0], missing, "", "tls-key-file: /nonexistent.pem: No such file"),
+                (*pair, missing, "tls-client-ca-file: /nonexistent.pem: No such file"),
+                (pair[1], pair[1], "", "holds no certificate in PEM"),
+                (pair[0], pair[0], "", "holds no key in PEM"),
+                (*pair, pair[1], "tls-client-ca-file: .* holds no certificate in PEM"),
+                (pair[0], locked, "", "the key is encrypted"),
+                (pair[0], other[1], "", "the key is not that of the certificate"),
+                (*self.authority.sign("expired", expired=True), "", "the certificate has expired")):
+            for program in (["serve"], ["store", "--cluster-listen", "127.0.0.1:0"]):
+                run = subprocess.run([harness.PROGRAM, *program, "--listen", "127.0.0.1:0", "--store-bytes", "1MiB",
+                                      "--tls-cert-file", certificate, "--tls-key-file", key,
+                                      "--tls-client-ca-file", ca],
+                                     capture_output=True, text=True, timeout=harness.DEADLINE_S,
+                                     env={**os.environ, "KVPLANE_ENGINE_SOCKET": f"{self.directory}/e.sock"}
+                                     if program == ["serve"] else None)
+                self.assertEqual(run.returncode, 1, run.stderr)
+                self.assertRegex(run.stderr, words)
+                self.assertNotIn("Sanitizer", run.stderr)
+        os.chmod(self.key, 0o644)
+        daemon = self.serve()
+        daemon.says("everybody on this machine may read the key")
+        self.clean(daemon)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
