@@ -109,3 +109,23 @@ json_t *kvp_call_fetch(struct kvp_call *call, const char *path, int *rc_p)
     }
     return json;
 }
+
+json_t *kvp_call_fetch_all(struct kvp_call *call, const char *path, const char *list, int *rc_p)
+{
+    char mark = strchr(path, '?') == NULL ? '?' : '&';
+    char page_path[640];
+    json_t *all = kvp_call_fetch(call, path, rc_p);
+    const char *next;
+    while ((next = json_string_value(json_object_get(all, "next"))) != NULL) {
+        (void)snprintf(page_path, sizeof page_path, "%s%ccursor=%.300s", path, mark, next);
+        json_t *page = kvp_call_fetch(call, page_path, rc_p);
+        if (page == NULL) {
+            json_decref(all);
+            return NULL;
+        }
+        (void)json_array_extend(json_object_get(all, list), json_object_get(page, list));
+        (void)json_object_set(all, "next", json_object_get(page, "next"));
+        json_decref(page);
+    }
+    return all;
+}

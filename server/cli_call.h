@@ -37,6 +37,10 @@ int kvp_call_refused(struct kvp_call *call, long code);
 /* An answer's object; NULL: *rc_p says why, it was told. */
 json_t *kvp_call_fetch(struct kvp_call *call, const char *path, int *rc_p);
 
+/* The same of a list, all of its pages in one; next is null then. list: the array in the answer;
+ * path: with its query or without. */
+json_t *kvp_call_fetch_all(struct kvp_call *call, const char *path, const char *list, int *rc_p);
+
 /* All that status and top show, in one object: cluster, nodes, tenants, instances (of all daemons),
  * own_instances (in full). NULL: *rc_p says why, it was told. */
 json_t *kvp_call_collect(struct kvp_call *call, int *rc_p);

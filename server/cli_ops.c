@@ -20,7 +20,7 @@ static int list(struct kvp_cli *cli)
     size_t i;
     const json_t *operation;
     int rc;
-    json_t *answer = kvp_call_fetch(&cli->call, "/v1/kvplane/operations", &rc);
+    json_t *answer = kvp_call_fetch_all(&cli->call, "/v1/kvplane/operations", "operations", &rc);
     if (answer == NULL) {
         return rc;
     }
@@ -41,7 +41,8 @@ static int list(struct kvp_cli *cli)
                        json_number_value(json_object_get(operation, "elapsed_ms")) / 1e3);
     }
     if (cli->json) {
-        kvp_cli_print_answer(cli);
+        (void)json_dumpf(answer, stdout, JSON_COMPACT);
+        (void)printf("\n");
     } else {
         kvp_grid_print(stdout, NULL, &grid);
     }

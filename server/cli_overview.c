@@ -184,13 +184,18 @@ static void print_ranks(const json_t *instances)
 
 json_t *kvp_call_collect(struct kvp_call *call, int *rc_p)
 {
-    static const char *const paths[] = {"/v1/kvplane/cluster", "/v1/kvplane/nodes",
-                                        "/v1/kvplane/tenants", "/v1/kvplane/instances"};
+    static const struct {
+        const char *path, *list;
+    } parts[] = {{"/v1/kvplane/cluster", "instances"},
+                 {"/v1/kvplane/nodes", "nodes"},
+                 {"/v1/kvplane/tenants", "tenants"},
+                 {"/v1/kvplane/instances", "instances"}};
     json_t *all = json_object();
     *rc_p = KVP_CLI_DONE;
-    for (size_t i = 0; i < sizeof paths / sizeof paths[0] && *rc_p == KVP_CLI_DONE; i++) {
-        json_t *part = kvp_call_fetch(call, paths[i], rc_p);
-        if (i == 0) { /* the number of nodes would hide the nodes */
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && *rc_p == KVP_CLI_DONE; i++) {
+        json_t *part = kvp_call_fetch_all(call, parts[i].path, parts[i].list, rc_p);
+        (void)json_object_del(part, "next"); /* all is here */
+        if (i == 0) {                        /* the number of nodes would hide the nodes */
             json_t *cluster = json_object();
             (void)json_object_set(all, "instances", json_object_get(part, "instances"));
             (void)json_object_del(part, "instances");

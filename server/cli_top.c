@@ -147,12 +147,13 @@ static json_t *collect(struct kvp_cli *cli, int *rc_p)
 {
     json_t *all = kvp_call_collect(&cli->call, rc_p);
     json_t *operations =
-        all == NULL ? NULL : kvp_call_fetch(&cli->call, "/v1/kvplane/operations", rc_p);
+        all == NULL ? NULL
+                    : kvp_call_fetch_all(&cli->call, "/v1/kvplane/operations", "operations", rc_p);
     if (operations == NULL) {
         json_decref(all);
         return NULL;
     }
-    (void)json_object_update(all, operations);
+    (void)json_object_set(all, "operations", json_object_get(operations, "operations"));
     json_decref(operations);
     long code = 0;
     *rc_p = kvp_call_send(&cli->call, false, "/metrics", &code);

@@ -37,8 +37,7 @@ struct place {
     struct kvs_remote_status sample;
     double puts, put_bytes, gets, get_bytes;
     /* what the client thinks of it, when it was last asked */
-    bool sick;
-    uint64_t sick_times, calls, failures;
+    struct kvs_client_node health;
 };
 
 struct quota {
@@ -525,10 +524,7 @@ static void take_health(void *arg, const struct kvs_client_node *node)
 {
     struct place *place = find_place(arg, node->name);
     if (place != NULL) {
-        place->sick = node->sick;
-        place->sick_times = node->sick_times;
-        place->calls = node->calls;
-        place->failures = node->failures;
+        place->health = *node;
     }
 }
 
@@ -549,15 +545,23 @@ void kvp_cluster_each_node(struct kvp_cluster *cluster,
         struct kvp_cluster_node node = {.record = &place->record,
                                         .used = place->node != NULL,
                                         .own = place->own,
-                                        .sick = place->sick,
-                                        .sick_times = place->sick_times,
-                                        .calls = place->calls,
-                                        .failures = place->failures,
+                                        .sick = place->health.sick,
+                                        .sick_ns = place->health.sick_ns,
+                                        .sick_times = place->health.sick_times,
+                                        .calls = place->health.calls,
+                                        .failures = place->health.failures,
+                                        .in_flight = place->health.in_flight,
+                                        .last_failure = place->health.last_failure,
+                                        .failed_ns = place->health.failed_ns,
                                         .puts = place->puts,
                                         .put_bytes = place->put_bytes,
                                         .gets = place->gets,
                                         .get_bytes = place->get_bytes};
         read_status(place, &node.status);
+        while (!place->own && place->node != NULL && node.nways < KVS_WAYS_MAX &&
+               kvs_remote_way(place->node, node.nways, &node.ways[node.nways])) {
+            node.nways++;
+        }
         each(arg, &node);
     }
 }
@@ -572,12 +576,12 @@ static void show(const struct place *place, bool there)
         double value;
     } shown[] = {
         {KVP_M_NODE_UP, there && (place->own || status->up)},
-        {KVP_M_NODE_SICK, there && place->sick},
+        {KVP_M_NODE_SICK, there && place->health.sick},
         {KVP_M_NODE_CAPACITY, there ? (double)place->record.capacity_bytes : 0},
         {KVP_M_NODE_USED, there ? (double)status->used_bytes : 0},
         {KVP_M_NODE_OBJECTS, there ? (double)status->objects : 0},
-        {KVP_M_NODE_CALLS, (double)place->calls},
-        {KVP_M_NODE_FAILURES, (double)place->failures},
+        {KVP_M_NODE_CALLS, (double)place->health.calls},
+        {KVP_M_NODE_FAILURES, (double)place->health.failures},
     };
     for (size_t i = 0; metrics != NULL && i < sizeof shown / sizeof shown[0]; i++) {
         kvb_series_set(kvb_series(metrics, shown[i].which, values), shown[i].value);

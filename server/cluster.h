@@ -68,8 +68,14 @@ struct kvp_cluster_node {
     bool own;
     struct kvs_remote_status status;
     bool sick;
+    uint64_t sick_ns; /* since when; 0: it is not */
     uint64_t sick_times;
     uint64_t calls, failures; /* of this process, since the node came */
+    uint32_t in_flight;
+    kvb_status_t last_failure; /* OK: none yet */
+    uint64_t failed_ns;
+    uint32_t nways; /* connections of its kinds; 0: it is the own share, or not used */
+    struct kvs_way_status ways[KVS_WAYS_MAX];
     /* per second, over the last seconds */
     double puts, put_bytes, gets, get_bytes;
 };

@@ -402,6 +402,7 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
     [KVP_ROUTE_list_events] = READ(kvp_read_events),
     [KVP_ROUTE_get_cluster] = READ(kvp_read_cluster),
     [KVP_ROUTE_list_nodes] = READ(kvp_read_nodes),
+    [KVP_ROUTE_get_node] = READ(kvp_read_node),
     [KVP_ROUTE_list_tenants] = READ(kvp_read_tenants),
     [KVP_ROUTE_get_tenant] = READ(kvp_read_tenant),
     [KVP_ROUTE_reset_tenant] = READ(kvp_reset_tenant),

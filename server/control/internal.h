@@ -170,6 +170,7 @@ void kvp_objects_close(struct kvp_control *control);
 
 void kvp_read_cluster(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_nodes(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_node(struct kvp_control *control, struct kvp_request *request);
 
 /* ---- tenants.c ---- */
 

@@ -3,6 +3,7 @@
 
 #include "transport/device.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -133,9 +134,8 @@ static void list_region(void *arg, const struct kvp_region_view *view)
 {
     struct listing *listing = arg;
     char key[KVP_PAGE_KEY_MAX];
-    (void)snprintf(key, sizeof key, "%s/%04u/%010u/%u/%020llu", listing->instance,
-                   listing->rank->rank, view->number, view->current ? 0u : 1u,
-                   (unsigned long long)view->generation);
+    (void)snprintf(key, sizeof key, "%s/%04u/%010u/%u/%020" PRIu64, listing->instance,
+                   listing->rank->rank, view->number, view->current ? 0u : 1u, view->generation);
     if (kvp_page_wants(&listing->page, key)) {
         kvp_page_add(&listing->page, key, row_json(listing, region_json(view)));
     }

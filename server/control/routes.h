@@ -87,17 +87,18 @@
     X(POST, "/close_communicator",              close_communicator,          ADMIN, CONTROL, SMALL, INSTANCE) \
     X(POST, "/engine/{name}",                   engine_call,                 ADMIN, CONTROL, RELAY, INSTANCE | P(mode) | P(clear_cache) | P(weight_version)) \
     /* our own */ \
-    X(GET,  "/v1/kvplane/instances",            list_instances,              READ,  CONTROL, SMALL, 0) \
+    X(GET,  "/v1/kvplane/instances",            list_instances,              READ,  CONTROL, SMALL, PAGED) \
     X(GET,  "/v1/kvplane/instances/{name}",     get_instance,                READ,  CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/regions",              list_regions,                READ,  CONTROL, SMALL, INSTANCE | PAGED) \
     X(GET,  "/v1/kvplane/queues",               list_queues,                 READ,  CONTROL, SMALL, INSTANCE | PAGED) \
-    X(GET,  "/v1/kvplane/operations",           list_operations,             READ,  CONTROL, SMALL, 0) \
+    X(GET,  "/v1/kvplane/operations",           list_operations,             READ,  CONTROL, SMALL, PAGED) \
     X(GET,  "/v1/kvplane/operations/{id}",      get_operation,               READ,  CONTROL, SMALL, P(timeout)) \
     X(POST, "/v1/kvplane/operations/{id}/cancel", cancel_operation,          ADMIN, CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/events",               list_events,                 READ,  STREAM,  SMALL, P(after)) \
-    X(GET,  "/v1/kvplane/cluster",              get_cluster,                 READ,  CONTROL, SMALL, 0) \
-    X(GET,  "/v1/kvplane/nodes",                list_nodes,                  READ,  CONTROL, SMALL, 0) \
-    X(GET,  "/v1/kvplane/tenants",              list_tenants,                READ,  CONTROL, SMALL, 0) \
+    X(GET,  "/v1/kvplane/cluster",              get_cluster,                 READ,  CONTROL, SMALL, PAGED) \
+    X(GET,  "/v1/kvplane/nodes",                list_nodes,                  READ,  CONTROL, SMALL, PAGED) \
+    X(GET,  "/v1/kvplane/nodes/{name}",         get_node,                    READ,  CONTROL, SMALL, 0) \
+    X(GET,  "/v1/kvplane/tenants",              list_tenants,                READ,  CONTROL, SMALL, PAGED) \
     X(GET,  "/v1/kvplane/tenants/{name}",       get_tenant,                  READ,  CONTROL, SMALL, 0) \
     X(POST, "/v1/kvplane/tenants/{name}/reset", reset_tenant,                ADMIN, CONTROL, SMALL, 0) \
     X(GET,  "/v1/kvplane/objects",              get_object,                  READ,  CONTROL, SMALL, INSTANCE | OBJECT) \

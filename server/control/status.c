@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "control/internal.h"
+#include "control/pages.h"
 
 #include "base/assert.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,20 +162,24 @@ bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
 
 struct listing {
     struct kvp_control *control;
-    json_t *list;
+    struct kvp_page page;
 };
 
 static void add_instance(void *arg, const struct kvp_view *view)
 {
     struct listing *listing = arg;
-    (void)json_array_append_new(listing->list, instance_json(listing->control, view));
+    if (kvp_page_wants(&listing->page, view->instance)) {
+        kvp_page_add(&listing->page, view->instance, instance_json(listing->control, view));
+    }
 }
 
 void kvp_read_instances(struct kvp_control *control, struct kvp_request *request)
 {
-    struct listing listing = {.control = control, .list = json_array()};
-    kvp_fleet_each(control->config.fleet, add_instance, &listing);
-    kvp_control_reply(control, request, 200, json_pack("{s:o}", "instances", listing.list), 0);
+    struct listing listing = {.control = control};
+    if (kvp_page_begin(control, request, "instances", &listing.page)) {
+        kvp_fleet_each(control->config.fleet, add_instance, &listing);
+        kvp_control_reply(control, request, 200, kvp_page_end(&listing.page), 0);
+    }
 }
 
 void kvp_read_instance(struct kvp_control *control, struct kvp_request *request)
@@ -218,14 +223,20 @@ static json_t *operation_json(const struct kvp_control *control,
 static void add_operation(void *arg, const struct kvp_operation_record *record)
 {
     struct listing *listing = arg;
-    (void)json_array_append_new(listing->list, operation_json(listing->control, record));
+    char key[KVP_PAGE_KEY_MAX];
+    (void)snprintf(key, sizeof key, "%020" PRIu64, UINT64_MAX - record->id); /* newest first */
+    if (kvp_page_wants(&listing->page, key)) {
+        kvp_page_add(&listing->page, key, operation_json(listing->control, record));
+    }
 }
 
 void kvp_read_operations(struct kvp_control *control, struct kvp_request *request)
 {
-    struct listing listing = {.control = control, .list = json_array()};
-    kvp_fleet_each_operation(control->config.fleet, add_operation, &listing);
-    kvp_control_reply(control, request, 200, json_pack("{s:o}", "operations", listing.list), 0);
+    struct listing listing = {.control = control};
+    if (kvp_page_begin(control, request, "operations", &listing.page)) {
+        kvp_fleet_each_operation(control->config.fleet, add_operation, &listing);
+        kvp_control_reply(control, request, 200, kvp_page_end(&listing.page), 0);
+    }
 }
 
 /* Decimal digits only; an id that overflows is one that does not exist. */

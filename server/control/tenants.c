@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "control/internal.h"
+#include "control/pages.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,17 +72,22 @@ static void reply_tenant(struct kvp_pending *pending, json_t *tenants, uint32_t 
 
 static void reply_tenants(struct kvp_pending *pending, json_t *tenants, uint32_t silent)
 {
-    json_t *list = json_array();
+    struct kvp_page page;
     const char *name;
     json_t *entry;
 
+    if (!kvp_page_begin(pending->control, pending->request, "tenants", &page)) {
+        return;
+    }
     json_object_foreach(tenants, name, entry)
     {
-        (void)json_array_append(list, entry);
+        if (kvp_page_wants(&page, name)) {
+            kvp_page_add(&page, name, json_incref(entry));
+        }
     }
-    kvp_control_reply(pending->control, pending->request, 200,
-                      json_pack("{s:o, s:I}", "tenants", list, "nodes_silent", (json_int_t)silent),
-                      0);
+    json_t *body = kvp_page_end(&page);
+    kvp_json_set_u64(body, "nodes_silent", silent);
+    kvp_control_reply(pending->control, pending->request, 200, body, 0);
 }
 
 static void figures_came(struct kvp_cluster_tenants *ask, const struct kvp_cluster_tenant *figures,

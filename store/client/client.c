@@ -153,6 +153,8 @@ void kvs_client_each_node(const struct kvs_client *client,
             .sick_times = member->health.sick_times,
             .calls = member->health.begun,
             .failures = member->health.failures,
+            .last_failure = member->last_failure,
+            .failed_ns = member->failed_ns,
             .in_flight = member->ncalls,
         };
         each(arg, &node);

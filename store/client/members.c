@@ -245,11 +245,13 @@ static void failed(struct kvs_member_call *call, bool silent, kvb_status_t why)
 {
     struct kvs_member *member = call->member;
     const struct kvs_client_health *limits = &member->owner->limits;
+    uint64_t now_ns = kvb_now_ns(member->owner->sched->clock);
     if (member->node->ops->in_process || member->gone) {
         return;
     }
-    if (kvs_health_failed(&member->health, &call->health, silent, limits,
-                          kvb_now_ns(member->owner->sched->clock))) {
+    member->last_failure = why;
+    member->failed_ns = now_ns;
+    if (kvs_health_failed(&member->health, &call->health, silent, limits, now_ns)) {
         KVB_LOG_LIMITED(WARN, "store node is sick: nothing is placed there for a while",
                         KVB_STR("node", member->name), KVB_STATUS(why),
                         KVB_STR("silent", silent ? "yes" : "no"),

@@ -21,6 +21,8 @@ struct kvs_member {
     uint64_t weight;
     bool readable_only;
     struct kvs_health health;
+    kvb_status_t last_failure; /* by its fault; OK: none yet */
+    uint64_t failed_ns;        /* when that was */
     /* calls in flight */
     struct kvb_list calls; /* the client's */
     uint32_t ncalls;

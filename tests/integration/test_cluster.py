@@ -114,8 +114,15 @@ class Cluster(harness.Case):
         harness.until("connections counted", lambda: daemon.metric(
             "kvplane_connections_total", node="store-0", transport="tcp", event="connects") >= 1)
 
+        def detail():
+            return daemon.get("/v1/kvplane/nodes/store-0")[1]
+        life = detail()["incarnation"]
+        self.assertEqual([(way["transport"], way["up"], way["lanes"] > 0)
+                          for way in detail()["ways"]], [("tcp", True, True)])
+
         store.kill()
         harness.until("seen to be down", lambda: nodes(daemon)["store-0"]["state"] == "down")
+        self.assertEqual([(way["up"], way["lanes"]) for way in detail()["ways"]], [(False, 0)])
         begin = time.monotonic()
         counts = self.right(engine.run(20, 10))
         self.assertLess(time.monotonic() - begin, 10, "each call fails quickly")
@@ -127,6 +134,7 @@ class Cluster(harness.Case):
         store = self.store_node(etcd)
         self.assertNotEqual(port, store.url)
         self.up(daemon, "store-0")
+        self.assertNotEqual(detail()["incarnation"], life, "another life")
         self.assertGreater(self.right(engine.run(30, 20))["stored"], 0)
         other = self.engine(daemon, "b", "--fingerprint")
         self.named(daemon, "b")

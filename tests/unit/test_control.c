@@ -1328,7 +1328,7 @@ Test(control, operations_are_shown_newest_first_and_one_by_one)
                 "\"drain\":{\"queued\":0,\"running\":0,\"bytes_left\":0},\"deadline_in_ms\":10000},"
                 "{\"id\":1,\"operation\":\"sleep\",\"instance\":\"engine-0\",\"status\":\"failed\","
                 "\"request_id\":\"r\",\"message\":\"late\",\"elapsed_ms\":2000.0,"
-                "\"result\":\"timeout\"}]}");
+                "\"result\":\"timeout\"}],\"next\":null}");
     prepare(&asked, KVP_ROUTE_get_operation, NULL, NULL);
     strcpy(asked.request.path_arg, "1");
     go(&asked);
@@ -1422,14 +1422,15 @@ Test(control, tenants_are_those_with_instances_or_names)
         (struct fake_name){.space = {"other", "layout-2"}, .name = "v2", .members = 0};
     prepare(&asked, KVP_ROUTE_list_tenants, NULL, NULL);
     ask(&asked);
-    expect_body(&asked, 200,
-                "{\"tenants\":[{\"name\":\"default\",\"instances\":[\"engine-0\"],\"lineages\":"
-                "[{\"weights_name\":\"v1\",\"layout\":\"layout-1\","
-                "\"id\":\"00000000000000010000000000000001\",\"members\":1}],\"used_bytes\":0,"
-                "\"objects\":0},"
-                "{\"name\":\"other\",\"instances\":[],\"lineages\":[{\"weights_name\":\"v2\","
-                "\"layout\":\"layout-2\",\"id\":\"00000000000000010000000000000002\","
-                "\"members\":0}],\"used_bytes\":0,\"objects\":0}],\"nodes_silent\":0}");
+    expect_body(
+        &asked, 200,
+        "{\"tenants\":[{\"name\":\"default\",\"instances\":[\"engine-0\"],\"lineages\":"
+        "[{\"weights_name\":\"v1\",\"layout\":\"layout-1\","
+        "\"id\":\"00000000000000010000000000000001\",\"members\":1}],\"used_bytes\":0,"
+        "\"objects\":0},"
+        "{\"name\":\"other\",\"instances\":[],\"lineages\":[{\"weights_name\":\"v2\","
+        "\"layout\":\"layout-2\",\"id\":\"00000000000000010000000000000002\","
+        "\"members\":0}],\"used_bytes\":0,\"objects\":0}],\"nodes_silent\":0,\"next\":null}");
     prepare(&asked, KVP_ROUTE_get_tenant, NULL, NULL);
     strcpy(asked.request.path_arg, "other");
     ask(&asked);
@@ -1508,7 +1509,7 @@ Test(control, what_the_nodes_say_after_the_end_goes_nowhere)
 }
 
 static const struct kvs_node_record records[] = {
-    {.name = "own", .address = "h:1", .capacity_bytes = 100},
+    {.name = "Own", .address = "h:1", .capacity_bytes = 100},
     {.name = "a", .address = "a:1", .rdma = "r:1", .capacity_bytes = 50},
     {.name = "b", .address = "b:1", .capacity_bytes = 50, .draining = true},
     {.name = "c", .address = "c:1", .capacity_bytes = 50},
@@ -1550,6 +1551,140 @@ Test(control, a_node_is_shown_with_its_state_and_its_figures)
     json_decref(asked.body);
 }
 
+Test(control, one_node_is_shown_in_full)
+{
+    struct asked asked;
+
+    cluster.nnodes = 2;
+    cluster.nodes[0] = (struct kvp_cluster_node){.record = &records[0], .own = true, .used = true};
+    cluster.nodes[1] = (struct kvp_cluster_node){
+        .record = &records[1],
+        .used = true,
+        .sick = true,
+        .sick_ns = 99 * KVB_NS_PER_S,
+        .sick_times = 2,
+        .calls = 9,
+        .failures = 4,
+        .in_flight = 1,
+        .last_failure = KVB_ERR_TIMEOUT,
+        .failed_ns = 97 * KVB_NS_PER_S,
+        .status = {.draining = true, .up = true, .by = "tcp"},
+        .nways = 2,
+        .ways = {{.by = "rdma", .why = KVB_ERR_REFUSED},
+                 {.by = "tcp",
+                  .up = true,
+                  .stats = {.lanes = 4, .heard_ns = 98 * KVB_NS_PER_S, .bytes_sent = 12}}}};
+    prepare(&asked, KVP_ROUTE_get_node, NULL, NULL);
+    strcpy(asked.request.path_arg, records[1].name);
+    go(&asked);
+    cr_assert_eq(asked.http_status, 200);
+    json_t *want = json_loads(
+        "{\"used\":true,\"draining\":true,\"sick_for_s\":1.0,\"in_flight\":1,\"calls\":9,"
+        "\"calls_failed\":4,\"sick_times\":2,\"state\":\"draining\",\"last_failure\":{"
+        "\"status\":\"timeout\",\"message\":\"timed out\",\"age_s\":3.0}}",
+        0, NULL);
+    json_object_set_new(json_object_get(want, "last_failure"), "message",
+                        json_string(kvb_status_text(KVB_ERR_TIMEOUT)));
+    const char *name;
+    json_t *value;
+    json_object_foreach(want, name, value)
+    {
+        cr_expect(json_equal(value, json_object_get(asked.body, name)), "%s", name);
+    }
+    json_decref(want);
+    cr_expect_eq(strlen(json_string_value(json_object_get(asked.body, "incarnation"))), 16);
+    const json_t *ways = json_object_get(asked.body, "ways");
+    cr_assert_eq(json_array_size(ways), 2);
+    const json_t *rdma = json_array_get(ways, 0);
+    const json_t *tcp = json_array_get(ways, 1);
+    cr_expect_str_eq(json_string_value(json_object_get(rdma, "down_because")), "refused");
+    cr_expect(json_is_null(json_object_get(rdma, "last_heard_s")));
+    cr_expect_null(json_object_get(tcp, "down_because"));
+    cr_expect_eq(json_integer_value(json_object_get(tcp, "lanes")), 4);
+    cr_expect_eq(json_integer_value(json_object_get(tcp, "bytes_sent")), 12);
+    cr_expect_float_eq(json_real_value(json_object_get(tcp, "last_heard_s")), 2, 1e-9);
+    json_decref(asked.body);
+    prepare(&asked, KVP_ROUTE_get_node, NULL, NULL);
+    strcpy(asked.request.path_arg, records[0].name);
+    go(&asked);
+    cr_expect(json_is_null(json_object_get(asked.body, "last_failure")));
+    cr_expect(json_is_null(json_object_get(asked.body, "sick_for_s")));
+    cr_expect_eq(json_array_size(json_object_get(asked.body, "ways")), 0);
+    json_decref(asked.body);
+    prepare(&asked, KVP_ROUTE_get_node, NULL, NULL);
+    strcpy(asked.request.path_arg, "nobody");
+    go(&asked);
+    expect_error(&asked, 404, "path.name");
+}
+
+/* Of every list: all of it, a row at a time, is what it is at once; in the order of names, but
+ * operations newest first. */
+Test(control, every_list_comes_by_pages)
+{
+    static const struct {
+        enum kvp_route_id route;
+        const char *list, *of, *all;
+    } lists[] = {
+        {KVP_ROUTE_list_instances, "instances", "instance", " a b engine-0"},
+        {KVP_ROUTE_list_operations, "operations", "instance", " o3 o2 o1"},
+        {KVP_ROUTE_get_cluster, "instances", "instance", " a b engine-0 far"},
+        {KVP_ROUTE_list_nodes, "nodes", "name", " n-1 n-2 n-3"},
+        {KVP_ROUTE_list_tenants, "tenants", "name", " default other"},
+    };
+    static const struct kvs_node_record shuffled[] = {
+        {.name = "n-3"}, {.name = "n-1"}, {.name = "n-2"}};
+
+    fake_fleet_add(&fleet, "b");
+    fake_fleet_add(&fleet, "a");
+    coordinator.instance_text = "{}";
+    coordinator.names[coordinator.nnames++] =
+        (struct fake_name){.space = {"other", "layout-2"}, .name = "v2"};
+    cluster.nnodes = 3;
+    for (uint64_t i = 0; i < 3; i++) {
+        cluster.nodes[i] = (struct kvp_cluster_node){.record = &shuffled[i]};
+        fleet.records[fleet.nrecords] = (struct kvp_operation_record){.id = i + 1};
+        snprintf(fleet.records[fleet.nrecords++].instance, KVB_NAME_MAX, "o%u", (unsigned)i + 1);
+    }
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        for (unsigned limit = 1; limit <= 5; limit++) {
+            char query[KVP_CURSOR_MAX + 64];
+            char names[256] = "";
+            bool more = true;
+            snprintf(query, sizeof query, "limit=%u", limit);
+            while (more) {
+                struct asked asked;
+                size_t k;
+                const json_t *row;
+                prepare(&asked, lists[i].route, query, NULL);
+                go(&asked);
+                fake_cluster_finish(&cluster);
+                cr_assert_eq(asked.http_status, 200, "%s", query);
+                const json_t *rows = json_object_get(asked.body, lists[i].list);
+                cr_expect_leq(json_array_size(rows), limit);
+                json_array_foreach(rows, k, row)
+                {
+                    strcat(strcat(names, " "),
+                           json_string_value(json_object_get(row, lists[i].of)));
+                }
+                const json_t *next = json_object_get(asked.body, "next");
+                cr_assert_not_null(next);
+                more = !json_is_null(next);
+                if (more) {
+                    snprintf(query, sizeof query, "limit=%u&cursor=%s", limit,
+                             json_string_value(next));
+                }
+                json_decref(asked.body);
+            }
+            cr_expect_str_eq(names, lists[i].all, "by %u", limit);
+        }
+        struct asked asked;
+        prepare(&asked, lists[i].route, "cursor=regions:a", NULL);
+        go(&asked);
+        fake_cluster_finish(&cluster);
+        expect_error(&asked, 400, "query.cursor");
+    }
+}
+
 Test(control, the_cluster_is_shown_with_the_instances_of_all_daemons)
 {
     struct asked asked;
@@ -1568,7 +1703,7 @@ Test(control, the_cluster_is_shown_with_the_instances_of_all_daemons)
                 "\"state\":\"serving\"},"
                 "{\"instance\":\"far\",\"tenant\":\"default\",\"layout\":\"layout-1\","
                 "\"token\":7,\"own\":false,\"age_s\":0.0,\"daemon\":\"host/1\","
-                "\"state\":\"serving\"}]}");
+                "\"state\":\"serving\"}],\"next\":null}");
     coordinator.instance_again = "\xff"; /* no text: not shown */
     prepare(&asked, KVP_ROUTE_get_cluster, NULL, NULL);
     go(&asked);
@@ -1598,11 +1733,11 @@ Test(control, while_the_coordinator_is_away_own_instances_are_live_and_others_as
     expect_body(&asked, 200,
                 "{\"coordinator\":\"etcd\",\"coordinator_reachable\":false,\"nodes\":0,"
                 "\"nodes_up\":0,\"instances\":[{\"instance\":\"engine-0\",\"tenant\":\"default\","
-                "\"layout\":\"layout-1\",\"token\":8,\"own\":false,\"age_s\":2.0,"
-                "\"daemon\":\"host/2\"},"
+                "\"layout\":\"layout-1\",\"token\":7,\"own\":true,\"age_s\":0.0,"
+                "\"state\":\"asleep\",\"daemon\":\"host/1\"},"
                 "{\"instance\":\"engine-0\",\"tenant\":\"default\",\"layout\":\"layout-1\","
-                "\"token\":7,\"own\":true,\"age_s\":0.0,\"state\":\"asleep\","
-                "\"daemon\":\"host/1\"}]}");
+                "\"token\":8,\"own\":false,\"age_s\":2.0,"
+                "\"daemon\":\"host/2\"}],\"next\":null}");
 }
 
 /* ---- limits and the end ---- */

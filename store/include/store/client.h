@@ -125,10 +125,12 @@ struct kvs_client_node {
     uint64_t weight;
     bool readable_only;
     bool sick;
-    uint64_t sick_ns;    /* since when */
-    uint64_t sick_times; /* so far */
-    uint64_t calls;      /* so far; those in flight, too */
-    uint64_t failures;   /* calls that failed by its fault, so far */
+    uint64_t sick_ns;          /* since when */
+    uint64_t sick_times;       /* so far */
+    uint64_t calls;            /* so far; those in flight, too */
+    uint64_t failures;         /* calls that failed by its fault, so far */
+    kvb_status_t last_failure; /* of those; OK: there was none */
+    uint64_t failed_ns;        /* when that was */
     uint32_t in_flight;
 };
 /* Each node, in no order; each must not call into the client. */
