@@ -58,7 +58,7 @@ struct rank {
     struct kvb_timer connect;
 };
 
-enum stage { FREE, LOOKUP, LOAD, COMPUTE, STORE };
+enum stage { FREE, LOOKUP, LOAD, COMPUTE, COMPUTED, STORE };
 
 struct request {
     struct sim_engine *engine;
@@ -454,10 +454,11 @@ static void begin(struct sim_engine *engine)
 static void compute_in(struct request *request)
 {
     struct kvb_sched *sched = &request->engine->process->sched;
-    kvb_sched_timer_set(sched, &request->compute,
-                        kvb_now_ns(sched->clock) + sim_between(1, 150) * KVB_NS_PER_MS);
+    uint64_t ms = sim_chance(50) ? sim_between(100, 3000) : sim_between(1, 150);
+    kvb_sched_timer_set(sched, &request->compute, kvb_now_ns(sched->clock) + ms * KVB_NS_PER_MS);
 }
 
+/* Computed first and put some time later, whatever has become of the weights by then. */
 static void on_computed(struct kvb_timer *timer)
 {
     struct request *request = kvb_container_of(timer, struct request, compute);
@@ -466,22 +467,28 @@ static void on_computed(struct kvb_timer *timer)
         compute_in(request); /* frozen */
         return;
     }
+    if (!whole(engine)) {
+        finish(request);
+        return;
+    }
+    bool puts = request->stage == COMPUTED;
+    request->stage = puts ? STORE : COMPUTED;
     for (uint32_t r = 0; r < engine->nranks; r++) {
         struct rank *rank = &engine->ranks[r];
-        if (!rank->attached || rank->memories[KV].fd < 0) {
-            finish(request);
-            return;
+        if (puts) {
+            send_batch(rank, request, KVB_LINK_PUT, request->good, request->nblocks);
+            continue;
         }
         for (uint32_t b = request->good; b < request->nblocks; b++) {
             /* With the weights it has now: put under the token of its beginning all the same. */
             content(engine->tenant, request->prompt, b, r, rank->weights, slot(rank, request, b));
         }
     }
-    request->stage = STORE;
-    for (uint32_t r = 0; r < engine->nranks; r++) {
-        send_batch(&engine->ranks[r], request, KVB_LINK_PUT, request->good, request->nblocks);
+    if (puts) {
+        end_pauses(engine, KVB_OK);
+    } else {
+        compute_in(request);
     }
-    end_pauses(engine, KVB_OK);
 }
 
 /* What it waited for is there. */
