@@ -2,9 +2,8 @@
 #ifndef TESTS_SIM_ACTORS_H
 #define TESTS_SIM_ACTORS_H
 
-#include "world.h"
-
 #include "connector/instance.h"
+#include "world.h"
 
 /*
  * What lives in a world: store nodes, daemons with an engine each, and what is checked of them.
@@ -41,7 +40,7 @@ uint32_t sim_asks_check(void);
 #define SIM_RANKS_MAX 2
 
 struct sim_counts {
-    uint64_t requests, lookups, hit_blocks, got, checked, stored, fenced, missed, failed;
+    uint64_t requests, lookups, hit_blocks, got, stored, fenced, missed, failed;
     uint64_t operations, operations_failed;
 };
 extern struct sim_counts sim_counts;

@@ -28,7 +28,7 @@
 #define POISON     0xdb
 #define PENDING    64
 
-_Static_assert(BLOCK * BLOCKS * REQUESTS <= KV_LEN, "slots fit");
+_Static_assert(BLOCK *BLOCKS *REQUESTS <= KV_LEN, "slots fit");
 
 struct sim_counts sim_counts;
 
@@ -40,7 +40,7 @@ struct memory {
     uint8_t *at;
     size_t len;
     uint64_t generation;
-    bool aside; /* offloaded */
+    bool aside;   /* offloaded */
     uint8_t *old; /* what was given up last, still mapped here; NULL: nothing */
 };
 
@@ -68,7 +68,7 @@ struct request {
     struct kvb_token token; /* when it began */
     uint64_t weights[SIM_RANKS_MAX];
     uint64_t seqs[SIM_RANKS_MAX]; /* what it waits for; 0: nothing */
-    uint32_t good; /* blocks that are there */
+    uint32_t good;                /* blocks that are there */
     bool aborted;
     struct kvb_timer compute;
 };
@@ -134,7 +134,8 @@ static void tell_origin(const struct sim_engine *engine, const struct request *r
     for (uint64_t weights = 1; weights < 400; weights++) {
         content(engine->tenant, request->prompt, block, part, weights, want);
         if (memcmp(want, bytes, BLOCK) == 0) {
-            (void)snprintf(out, cap, "STALE: computed by weights %llu", (unsigned long long)weights);
+            (void)snprintf(out, cap, "STALE: computed by weights %llu",
+                           (unsigned long long)weights);
             return;
         }
     }
@@ -282,8 +283,8 @@ static struct answer *new_answer(struct rank *rank, const struct kvb_frame *fram
 {
     struct answer *answer = calloc(1, sizeof *answer);
     kvb_assert(answer != NULL);
-    *answer = (struct answer){
-        .rank = rank, .wire = rank->wire, .type = frame->type, .seq = frame->seq};
+    *answer =
+        (struct answer){.rank = rank, .wire = rank->wire, .type = frame->type, .seq = frame->seq};
     kvb_list_init(&answer->link);
     kvb_timer_init(&answer->timer, on_answer_due);
     kvb_writer_init(&answer->writer, 1 << 16);
@@ -361,7 +362,8 @@ static void drop(struct request *request)
     }
 }
 
-static uint32_t make_key(const struct sim_engine *engine, uint32_t prompt, uint32_t block, uint8_t out[32])
+static uint32_t make_key(const struct sim_engine *engine, uint32_t prompt, uint32_t block,
+                         uint8_t out[32])
 {
     (void)engine;
     return (uint32_t)snprintf((char *)out, 32, "prompt-%u/block-%u", prompt, block);
@@ -539,7 +541,6 @@ static void judge(struct rank *rank, const struct request *request, uint32_t blo
     const uint8_t *has = slot(rank, request, block);
     content(rank->engine->tenant, request->prompt, block, rank->index,
             request->weights[rank->index], want);
-    sim_counts.checked++;
     if (memcmp(want, has, BLOCK) != 0) {
         tell_origin(rank->engine, request, block, rank->index, has, origin, sizeof origin);
         sim_fail("%s rank %u (weights %llu) got prompt %u block %u: %s", rank->engine->instance,
@@ -665,8 +666,7 @@ static void on_restore(struct rank *rank, const struct kvb_link_restore *restore
 static void on_relay(struct rank *rank, const struct kvb_link_relay *relay, struct answer *answer)
 {
     struct sim_engine *engine = rank->engine;
-    struct kvb_link_relay_reply reply = {.status = KVB_OK,
-                                         .body = {(const uint8_t *)"{}", 2}};
+    struct kvb_link_relay_reply reply = {.status = KVB_OK, .body = {(const uint8_t *)"{}", 2}};
     if (strcmp(relay->method, "start_weight_update") == 0) {
         engine->updating = true;
     } else if (strcmp(relay->method, "finish_weight_update") == 0) {
@@ -888,7 +888,8 @@ static void on_tick(struct kvb_timer *timer)
     if (!engine->paused && whole(engine)) {
         begin(engine);
     }
-    kvb_sched_timer_set(sched, timer, kvb_now_ns(sched->clock) + sim_between(5, 120) * KVB_NS_PER_MS);
+    kvb_sched_timer_set(sched, timer,
+                        kvb_now_ns(sched->clock) + sim_between(5, 120) * KVB_NS_PER_MS);
 }
 
 struct sim_engine *sim_engine_start(uint32_t number, uint32_t machine, uint32_t nranks,

@@ -250,8 +250,7 @@ static bool holds(const json_t *compare)
     bool create = strcmp(target, "CREATE") == 0;
     bool mod = strcmp(target, "MOD") == 0;
     uint64_t has = create ? kv->create : mod ? kv->mod : kv->version;
-    uint64_t wants =
-        number(compare, create ? "create_revision" : mod ? "mod_revision" : "version");
+    uint64_t wants = number(compare, create ? "create_revision" : mod ? "mod_revision" : "version");
     return strcmp(result, "EQUAL") == 0 ? has == wants : has > wants;
 }
 
@@ -412,8 +411,8 @@ struct watcher {
     struct kvs_http_stream *stream; /* NULL: closed */
     struct kvs_http *http;
     char *prefix, *end, *key;
-    uint64_t next_rev;   /* of all, not told yet */
-    uint64_t key_rev;    /* the same of the one key */
+    uint64_t next_rev;     /* of all, not told yet */
+    uint64_t key_rev;      /* the same of the one key */
     struct kvb_list queue; /* struct told: on the way */
     bool moving, over;
 };
@@ -679,8 +678,7 @@ static void on_stream_event(struct kvb_event *event)
     struct kvs_http_stream *stream = kvb_container_of(event, struct kvs_http_stream, impl.event);
     struct watcher *watcher = stream->impl.easy;
     while (watcher->stream == stream && !kvb_list_empty(&watcher->queue)) {
-        struct told *told =
-            kvb_container_of(kvb_list_first(&watcher->queue), struct told, link);
+        struct told *told = kvb_container_of(kvb_list_first(&watcher->queue), struct told, link);
         if (told->at_ns > sim.now_ns) {
             return;
         }
@@ -750,8 +748,9 @@ static void tell_events(struct watcher *watcher, uint64_t id, uint64_t *next_p, 
     json_t *events = json_array();
     for (uint32_t i = 0; i < etcd.nevents; i++) {
         const struct event *event = &etcd.events[i];
-        bool inside = end == NULL ? strcmp(event->kv.key, from) == 0
-                                  : strcmp(event->kv.key, from) >= 0 && strcmp(event->kv.key, end) < 0;
+        bool inside = end == NULL
+                          ? strcmp(event->kv.key, from) == 0
+                          : strcmp(event->kv.key, from) >= 0 && strcmp(event->kv.key, end) < 0;
         if (event->kv.mod < *next_p || !inside) {
             continue;
         }

@@ -19,17 +19,20 @@
 /*
  * simulate --seeds N [--seed S] [--steps N] [--fault NAME] [--verbose]
  *
- * Each seed is a world of its own, in a process of its own: a trainer that does what trainers do and
- * what they should not, while things break. Its plan is drawn first, as a list, so that a failing
- * seed can be shrunk: steps are left out as long as it still fails.
+ * Each seed is a world of its own, in a process of its own: a trainer that does what trainers do
+ * and what they should not, while things break. Its plan is drawn first, as a list, so that a
+ * failing seed can be shrunk: steps are left out as long as it still fails.
  */
 enum {
     NODES = 3,
     DAEMONS = 3,
+    STEPS = 40,
     STEPS_MAX = 256,
+    JOBS_MAX = 64,
     NODE_BYTES = 160 << 10, /* small: there is eviction */
     STEP_MS_MAX = 1500,
-    CALM_MS = 400000, /* once everything was mended, all serve again within; calls that nobody answers take 120 s */
+    CALM_MS = 400000, /* once everything was mended, all serve again within; calls that nobody
+                         answers take 120 s */
     SHARE_MS = 15000, /* and then hit what the others put */
 };
 
@@ -203,14 +206,18 @@ static void do_step(const struct step *step)
     void *daemon = (void *)(uintptr_t)i, *node = (void *)(uintptr_t)n;
     uint64_t for_ns = step->for_ms * KVB_NS_PER_MS;
     if (verbose) {
-        (void)printf("%8llu ms: %s (%u, %llu ms)\n", (unsigned long long)(sim.now_ns / KVB_NS_PER_MS),
-                     verb_texts[step->verb], step->who, (unsigned long long)step->for_ms);
+        (void)printf("%8llu ms: %s (%u, %llu ms)\n",
+                     (unsigned long long)(sim.now_ns / KVB_NS_PER_MS), verb_texts[step->verb],
+                     step->who, (unsigned long long)step->for_ms);
     }
     switch (step->verb) {
     case VERB_SLEEP0:
     case VERB_SLEEP1:
     case VERB_SLEEP2:
-        ask_sleep(i, step->verb == VERB_SLEEP0 ? 0 : step->verb == VERB_SLEEP1 ? 1 : 2,
+        ask_sleep(i,
+                  step->verb == VERB_SLEEP0   ? 0
+                  : step->verb == VERB_SLEEP1 ? 1
+                                              : 2,
                   step->detail);
         return;
     case VERB_WAKE:
@@ -326,6 +333,8 @@ static void do_step(const struct step *step)
 
 /* ---- a seed ---- */
 
+static void tell_failed(const char *why);
+
 static void draw_plan(uint64_t seed, uint32_t nsteps)
 {
     sim_world_init(seed ^ 0x5eed);
@@ -380,14 +389,15 @@ static void tell_states(void)
     for (uint32_t i = 0; i < DAEMONS; i++) {
         struct kvp_view view;
         if (kvp_fleet_view(sim_daemon_fleet(world.daemons[i]), NULL, &view)) {
-            (void)fprintf(stderr,
-                          "engine-%u: attached %d ready %d (%s) open %d name `%s` (%s) paused %d "
-                          "sleeping %d operation %llu step %s coordinator %d; serves %d weights %llu\n",
-                          i, view.attached, view.ready, view.not_ready, view.open,
-                          view.weights_name, view.private_reason, view.is_paused, view.is_sleeping,
-                          (unsigned long long)view.operation_id, view.step,
-                          view.coordinator_reachable, sim_engine_serves(world.engines[i]),
-                          (unsigned long long)sim_engine_weights(world.engines[i]));
+            (void)fprintf(
+                stderr,
+                "engine-%u: attached %d ready %d (%s) open %d name `%s` (%s) paused %d "
+                "sleeping %d operation %llu step %s coordinator %d; serves %d weights %llu\n",
+                i, view.attached, view.ready, view.not_ready, view.open, view.weights_name,
+                view.private_reason, view.is_paused, view.is_sleeping,
+                (unsigned long long)view.operation_id, view.step, view.coordinator_reachable,
+                sim_engine_serves(world.engines[i]),
+                (unsigned long long)sim_engine_weights(world.engines[i]));
         }
     }
 }
@@ -441,8 +451,8 @@ static void recover(void)
     }
     if (sim_counts.got < hits + 50) {
         tell_states();
-        sim_fail("only %llu blocks got in %d s of calm", (unsigned long long)(sim_counts.got - hits),
-                 SHARE_MS / 1000);
+        sim_fail("only %llu blocks got in %d s of calm",
+                 (unsigned long long)(sim_counts.got - hits), SHARE_MS / 1000);
     }
     check_all();
 }
@@ -450,6 +460,7 @@ static void recover(void)
 static void run_seed(uint64_t seed)
 {
     sim_world_init(seed);
+    sim.failed = tell_failed;
     sim_etcd_init();
     world.weights = 1;
     for (uint32_t i = 0; i < NODES; i++) {
@@ -475,12 +486,13 @@ static void run_seed(uint64_t seed)
 
 /* ---- many seeds ---- */
 
-struct shared { /* what a seed's process tells */
+struct told {        /* what a seed's process tells at its end */
+    const char *why; /* it failed: what it says of that; NULL: it did not, or died */
     struct sim_counts counts;
     uint64_t turns, ms;
 };
 
-static void add_counts(struct shared *all, const struct shared *one)
+static void add_counts(struct told *all, const struct told *one)
 {
     uint64_t *to = (uint64_t *)&all->counts;
     const uint64_t *from = (const uint64_t *)&one->counts;
@@ -491,8 +503,22 @@ static void add_counts(struct shared *all, const struct shared *one)
     all->ms += one->ms;
 }
 
-/* True: it held. */
-static bool fork_seed(uint64_t seed, struct shared *all, bool quiet)
+/* A seed that runs in a process of its own. */
+struct run {
+    pid_t child; /* 0: none */
+    int fd;      /* what it tells comes from here */
+    uint64_t seed;
+};
+
+static int tell_fd = -1;
+
+static void tell_failed(const char *why)
+{
+    const struct told told = {.why = why};
+    (void)!write(tell_fd, &told, sizeof told);
+}
+
+static void start_seed(uint64_t seed, bool quiet, struct run *run)
 {
     int fds[2];
     if (pipe(fds) != 0) {
@@ -500,40 +526,58 @@ static bool fork_seed(uint64_t seed, struct shared *all, bool quiet)
         exit(2);
     }
     (void)fflush(NULL);
-    pid_t child = fork();
-    if (child < 0) {
+    *run = (struct run){.child = fork(), .fd = fds[0], .seed = seed};
+    if (run->child < 0) {
         perror("simulate: fork");
         exit(2);
     }
-    if (child == 0) {
-        (void)close(fds[0]);
-        if (quiet) {
-            (void)!freopen("/dev/null", "w", stderr);
-        }
-        (void)setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
-        run_seed(seed);
-        struct shared one = {.counts = sim_counts, .turns = sim.turns, .ms = sim.now_ns / 1000000};
-        (void)!write(fds[1], &one, sizeof one);
-        _exit(0);
+    if (run->child > 0) {
+        (void)close(fds[1]);
+        return;
     }
-    (void)close(fds[1]);
-    struct shared one = {0};
-    bool told = read(fds[0], &one, sizeof one) == (ssize_t)sizeof one;
     (void)close(fds[0]);
-    int status;
-    (void)waitpid(child, &status, 0);
+    if (quiet) {
+        (void)!freopen("/dev/null", "w", stderr);
+    }
+    (void)setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+    tell_fd = fds[1];
+    run_seed(seed);
+    struct told told = {.counts = sim_counts, .turns = sim.turns, .ms = sim.now_ns / KVB_NS_PER_MS};
+    (void)!write(fds[1], &told, sizeof told);
+    (void)fflush(NULL);
+    _exit(0);
+}
+
+/* status: waitpid's. NULL: it held; else what was wrong, the same text for the same fault. */
+static const char *end_seed(struct run *run, int status, bool quiet, struct told *all)
+{
+    struct told told = {0};
+    bool whole = read(run->fd, &told, sizeof told) == (ssize_t)sizeof told;
+    (void)close(run->fd);
+    run->child = 0;
     if (WIFSIGNALED(status) && !quiet) {
-        (void)fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed,
+        (void)fprintf(stderr, "seed %llu: %s\n", (unsigned long long)run->seed,
                       strsignal(WTERMSIG(status)));
     }
-    add_counts(all, &one);
-    return told && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    add_counts(all, &told);
+    return told.why != NULL                                         ? told.why
+           : whole && WIFEXITED(status) && WEXITSTATUS(status) == 0 ? NULL
+                                                                    : "it died";
+}
+
+static const char *try_seed(uint64_t seed, bool quiet)
+{
+    struct run run;
+    struct told ignored = {0};
+    int status = -1;
+    start_seed(seed, quiet, &run);
+    (void)waitpid(run.child, &status, 0);
+    return end_seed(&run, status, quiet, &ignored);
 }
 
 /* Leaves out as many steps as it can: halves, quarters, …, single ones. */
-static void shrink(uint64_t seed)
+static void shrink(uint64_t seed, const char *why)
 {
-    struct shared ignored = {0};
     for (uint32_t size = plan.nsteps / 2; size > 0; size /= 2) {
         for (uint32_t at = 0; at < plan.nsteps; at += size) {
             struct step before[STEPS_MAX];
@@ -543,7 +587,7 @@ static void shrink(uint64_t seed)
                 any = any || !plan.steps[i].left_out;
                 plan.steps[i].left_out = true;
             }
-            if (any && fork_seed(seed, &ignored, true)) {
+            if (any && try_seed(seed, true) != why) {
                 memcpy(plan.steps, before, sizeof before);
             }
         }
@@ -557,13 +601,63 @@ static void shrink(uint64_t seed)
                           (unsigned long long)step->for_ms);
         }
     }
-    (void)fork_seed(seed, &ignored, false);
+    (void)try_seed(seed, false);
+}
+
+/* The first seed that fails; 0: they all hold. */
+static uint64_t run_seeds(uint64_t first, uint64_t n, uint32_t nsteps, uint32_t jobs,
+                          struct told *all, const char **why_p)
+{
+    struct run runs[JOBS_MAX] = {{0}};
+    uint64_t failed = 0;
+    uint32_t running = 0;
+    for (uint64_t next = first; running > 0 || (failed == 0 && next < first + n);) {
+        if (failed == 0 && next < first + n && running < jobs) {
+            struct run *run = runs;
+            while (run->child != 0) {
+                run++;
+            }
+            draw_plan(next, nsteps);
+            start_seed(next++, false, run);
+            running++;
+            continue;
+        }
+        int status;
+        pid_t child = waitpid(-1, &status, 0);
+        for (uint32_t i = 0; i < jobs; i++) {
+            if (child > 0 && runs[i].child == child) {
+                uint64_t seed = runs[i].seed;
+                running--;
+                const char *why = end_seed(&runs[i], status, false, all);
+                if (why != NULL && (failed == 0 || seed < failed)) {
+                    failed = seed;
+                    *why_p = why;
+                }
+            }
+        }
+    }
+    return failed;
 }
 
 static void usage(FILE *out)
 {
-    (void)fprintf(out, "usage: simulate [--seeds N] [--seed S] [--steps N] [--no-shrink] [--verbose]"
-                       " [--fault NAME]\n");
+    (void)fprintf(
+        out,
+        "usage: simulate [--seeds N] [--seed S] [--steps N] [--jobs N] [--no-shrink]\n"
+        "                [--verbose] [--fault NAME]\n"
+        "\n"
+        "A cluster of %d store nodes, %d daemons with an engine each and etcd, in one thread\n"
+        "and on one simulated clock, while a trainer works and things break. A seed is a\n"
+        "whole run, and the same run each time.\n"
+        "\n"
+        "  --seeds N     so many, from --seed on (100)\n"
+        "  --seed S      the first; alone: that one only\n"
+        "  --steps N     things that happen in each, at most %d (%d)\n"
+        "  --jobs N      seeds at a time (one a core)\n"
+        "  --no-shrink   a seed that fails is not tried again with fewer steps\n"
+        "  --verbose     what happens, and the log of every process\n"
+        "  --fault NAME  one protection taken out: see kvplane rehearse --fault list\n",
+        NODES, DAEMONS, STEPS_MAX, STEPS);
 }
 
 int main(int argc, char **argv)
@@ -571,13 +665,14 @@ int main(int argc, char **argv)
     static const struct option options[] = {{"seeds", required_argument, NULL, 'n'},
                                             {"seed", required_argument, NULL, 's'},
                                             {"steps", required_argument, NULL, 't'},
+                                            {"jobs", required_argument, NULL, 'j'},
                                             {"fault", required_argument, NULL, 'f'},
                                             {"no-shrink", no_argument, NULL, 'k'},
                                             {"verbose", no_argument, NULL, 'v'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    uint64_t nseeds = 100, first = 1;
-    uint32_t nsteps = 40;
+    uint64_t nseeds = 0, first = 0;
+    uint32_t nsteps = STEPS, jobs = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
     bool shrinks = true;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
@@ -586,10 +681,12 @@ int main(int argc, char **argv)
             break;
         case 's':
             first = strtoull(optarg, NULL, 0);
-            nseeds = 1;
             break;
         case 't':
             nsteps = (uint32_t)strtoul(optarg, NULL, 0);
+            break;
+        case 'j':
+            jobs = (uint32_t)strtoul(optarg, NULL, 0);
             break;
         case 'f':
 #ifdef KVB_FAULTS
@@ -613,37 +710,36 @@ int main(int argc, char **argv)
             return 2;
         }
     }
+    nseeds = nseeds == 0 ? (first == 0 ? 100 : 1) : nseeds;
+    first = first == 0 ? 1 : first;
+    jobs = jobs == 0 ? 1 : jobs > JOBS_MAX ? JOBS_MAX : jobs;
     if (nsteps == 0 || nsteps > STEPS_MAX) {
         (void)fprintf(stderr, "simulate: --steps: 1 to %d\n", STEPS_MAX);
         return 2;
     }
-    kvb_log_threshold = verbose ? KVB_LOG_DEBUG : KVB_LOG_ERROR;
-    if (!verbose) {
-        kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, -1);
-    }
-    struct shared all = {0};
+    kvb_log_setup(verbose ? KVB_LOG_DEBUG : KVB_LOG_ERROR, KVB_LOG_LOGFMT, verbose ? 2 : -1);
+    struct told all = {0};
     struct timespec begin, end;
     (void)clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (uint64_t i = 0; i < nseeds; i++) {
-        draw_plan(first + i, nsteps);
-        if (!fork_seed(first + i, &all, false)) {
-            if (shrinks) {
-                shrink(first + i);
-            }
-            (void)printf("simulate: failed seed=%llu; again: ./dev simulate --seed %llu --steps %u\n",
-                         (unsigned long long)(first + i), (unsigned long long)(first + i), nsteps);
-            return 1;
+    const char *why = NULL;
+    uint64_t failed = run_seeds(first, nseeds, nsteps, jobs, &all, &why);
+    if (failed != 0) {
+        if (shrinks) {
+            draw_plan(failed, nsteps);
+            shrink(failed, why);
         }
+        (void)printf("simulate: failed seed=%llu; again: ./dev simulate --seed %llu --steps %u\n",
+                     (unsigned long long)failed, (unsigned long long)failed, nsteps);
+        return 1;
     }
     (void)clock_gettime(CLOCK_MONOTONIC, &end);
     (void)printf("simulate: ok seeds=%llu simulated_s=%llu turns=%llu operations=%llu failed=%llu "
-                 "requests=%llu got=%llu checked=%llu stored=%llu fenced=%llu missed=%llu took_s=%lld\n",
+                 "requests=%llu got=%llu stored=%llu fenced=%llu missed=%llu took_s=%lld\n",
                  (unsigned long long)nseeds, (unsigned long long)(all.ms / 1000),
                  (unsigned long long)all.turns, (unsigned long long)all.counts.operations,
                  (unsigned long long)all.counts.operations_failed,
                  (unsigned long long)all.counts.requests, (unsigned long long)all.counts.got,
-                 (unsigned long long)all.counts.checked, (unsigned long long)all.counts.stored,
-                 (unsigned long long)all.counts.fenced, (unsigned long long)all.counts.missed,
-                 (long long)(end.tv_sec - begin.tv_sec));
+                 (unsigned long long)all.counts.stored, (unsigned long long)all.counts.fenced,
+                 (unsigned long long)all.counts.missed, (long long)(end.tv_sec - begin.tv_sec));
     return 0;
 }

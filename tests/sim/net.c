@@ -14,9 +14,9 @@
  * reader; a cut network holds everything back (TCP would send it again), and a dead process's
  * machine answers with a reset, a dead machine with nothing.
  */
-#define FD_BASE 1000000
-#define FDS_MAX 4096
-#define WINDOW  (128u << 10)
+#define FD_BASE  1000000
+#define FDS_MAX  4096
+#define WINDOW   (128u << 10)
 #define AGAIN_NS (20 * KVB_NS_PER_MS) /* what a cut held back is tried again */
 
 struct chunk {
@@ -38,8 +38,8 @@ struct net {
 struct sock {
     struct kvt_socket base;
     struct net *net;
-    struct kvb_list link;  /* of net */
-    struct sock *other;    /* NULL: it is not there (any more) */
+    struct kvb_list link;   /* of net */
+    struct sock *other;     /* NULL: it is not there (any more) */
     struct kvb_list coming; /* struct chunk: on the way to this one */
     size_t coming_len;
     bool moving; /* its next arrival is planned */
@@ -421,7 +421,8 @@ struct kvt_net *sim_net_open(struct sim_process *process, void (*accept)(void *c
 
 void sim_net_died(struct sim_process *process, bool off)
 {
-    struct net *net = process->net == NULL ? NULL : kvb_container_of(process->net, struct net, base);
+    struct net *net =
+        process->net == NULL ? NULL : kvb_container_of(process->net, struct net, base);
     if (net == NULL || off) {
         return; /* nobody is told anything, until the machine is back */
     }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "actors.h"
+#include "cluster.h"
 #include "etcd.h"
+#include "link/link.h"
 #include "wire.h"
 
 #include "base/assert.h"
 #include "base/faults.h"
-#include "cluster.h"
-#include "link/link.h"
 #include "store/node.h"
 #include "store/service.h"
 #include "store/share.h"
@@ -213,8 +213,8 @@ static void create_store(struct sim_daemon *daemon, const char *name, uint64_t s
     struct kvb_sched *sched = &process->sched;
     must(kvt_regions_create(sched, &daemon->regions));
     must(kvs_client_create(sched, &daemon->client));
-    kvs_client_set_health(daemon->client, &(struct kvs_client_health){.lookup_ms = 300,
-                                                                      .transfer_ms = 3000});
+    kvs_client_set_health(daemon->client,
+                          &(struct kvs_client_health){.lookup_ms = 300, .transfer_ms = 3000});
     struct kvp_cluster_params params = {
         .sched = sched, .client = daemon->client, .regions = daemon->regions};
     if (store_bytes > 0) {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire.h"
 
-#include "base/assert.h"
-#include "base/list.h"
 #include "link/internal.h"
 #include "link/session.h"
 #include "link/stream.h"
+
+#include "base/assert.h"
+#include "base/list.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -95,8 +96,8 @@ static struct message *new_message(struct kvb_list *in, uint16_t type, uint16_t 
 {
     struct message *message = calloc(1, sizeof *message);
     kvb_assert(message != NULL && writer->status == KVB_OK);
-    message->frame = (struct kvb_frame){
-        .type = type, .flags = flags, .seq = seq, .len = (uint32_t)writer->len};
+    message->frame =
+        (struct kvb_frame){.type = type, .flags = flags, .seq = seq, .len = (uint32_t)writer->len};
     message->payload = writer->len > 0 ? writer->data : NULL;
     if (writer->len > 0) {
         writer->data = NULL;

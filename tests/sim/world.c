@@ -67,6 +67,9 @@ void sim_fail(const char *format, ...)
     va_end(arguments);
     (void)fputc('\n', stderr);
     (void)fflush(NULL);
+    if (sim.failed != NULL) {
+        sim.failed(format);
+    }
     _exit(1);
 }
 
@@ -93,7 +96,8 @@ static uint64_t world_time_of(struct sim_process *process, uint64_t local_ns)
         return sim.now_ns;
     }
     uint64_t past = local_ns - now_ns;
-    uint64_t ns = past + past / 1000000 * (uint64_t)(process->drift_ppm < 0 ? -process->drift_ppm : 0);
+    uint64_t ns =
+        past + past / 1000000 * (uint64_t)(process->drift_ppm < 0 ? -process->drift_ppm : 0);
     return sim.now_ns + ns + 1000000; /* late rather than never: the clock counts whole steps */
 }
 
@@ -115,7 +119,8 @@ static void process_wake(void *ctx)
 
 void sim_world_init(uint64_t seed)
 {
-    sim = (struct sim_world){.seed = seed, .draws = seed * 0x9e3779b97f4a7c15ull + 1, .now_ns = KVB_NS_PER_S};
+    sim = (struct sim_world){
+        .seed = seed, .draws = seed * 0x9e3779b97f4a7c15ull + 1, .now_ns = KVB_NS_PER_S};
     sim.clock = (struct kvb_clock){.now_ns = world_now};
     sim.random = (struct kvb_random){.fill = world_fill};
     kvb_sched_init(&sim.sched, &sim.clock, &sim.random);

@@ -20,7 +20,7 @@
  * killed process is nobody's business; the program forks for each seed.
  */
 
-#define SIM_MACHINES_MAX 16
+#define SIM_MACHINES_MAX  16
 #define SIM_PROCESSES_MAX 512
 
 /* A running process: its turn is one turn of its scheduler. */
@@ -34,7 +34,7 @@ struct sim_process {
     uint64_t frozen_until_ns; /* of the world: stopped (SIGSTOP, a long pause of its machine) */
     int64_t drift_ppm;        /* its clock against the world's */
     uint64_t born_ns, offset_ns;
-    uint64_t due_ns; /* of its own clock: 0: at once */
+    uint64_t due_ns;     /* of its own clock: 0: at once */
     struct kvt_net *net; /* its connections; NULL: none */
     uint64_t draws;
 };
@@ -51,7 +51,9 @@ struct sim_world {
     uint32_t nprocesses;
     bool cut[SIM_MACHINES_MAX][SIM_MACHINES_MAX]; /* nothing comes through */
     bool off[SIM_MACHINES_MAX];
-    uint64_t slow_ns; /* added to each way, at most; drawn anew each time */
+    void (*failed)(
+        const char *why); /* told by sim_fail(): its format, the same for the same fault */
+    uint64_t slow_ns;     /* added to each way, at most; drawn anew each time */
 };
 extern struct sim_world sim;
 
@@ -86,8 +88,8 @@ void sim_fail(const char *format, ...) __attribute__((format(printf, 1, 2), nore
 
 /* The process's connections: those it opens, and those that come to its machine's port, for which
  * accept is called with a number for kvt_net's adopt. */
-struct kvt_net *sim_net_open(struct sim_process *process,
-                             void (*accept)(void *ctx, int fd), void *ctx);
+struct kvt_net *sim_net_open(struct sim_process *process, void (*accept)(void *ctx, int fd),
+                             void *ctx);
 /* "sim-3:7" for machine 3 */
 void sim_address(uint32_t machine, char out[32]);
 void sim_net_died(struct sim_process *process, bool off);
