@@ -33,7 +33,7 @@ def raw(defaults, request, port):
 
 def send(port, data, early=False):
     """Status and body, or None of a client that goes away as soon as it has asked."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=240) as sock:
         sock.sendall(data)
         if early:
             return None

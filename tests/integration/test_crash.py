@@ -40,12 +40,13 @@ class Crash(harness.Case):
             harness.until("the dead one is noticed", lambda: daemon.metric(
                 "kvplane_instance_up", instance="a") == 0)
             harness.until("nothing pending", lambda: daemon.pending() == 0)
-            self.assertEqual(daemon.metric("kvplane_store_reserved_bytes"), 0)
+            harness.until("nothing reserved", lambda: daemon.metric("kvplane_store_reserved_bytes") == 0)
+            harness.until("its regions are gone", lambda: daemon.metric("kvplane_regions", instance="a") == 0)
             if round_ == 0:
                 fds, maps = daemon.fds(), daemon.maps("memfd")
             else:
                 harness.until("its descriptors are gone", lambda: daemon.fds() <= fds)
-                self.assertEqual(daemon.maps("memfd"), maps, "its memory is let go")
+                harness.until("its memory is let go", lambda: daemon.maps("memfd") == maps)
         a = self.engine(daemon, "a", "--fingerprint", requests=400, name="a-again")
         self.named(daemon, "a")
         counts = judged(self, a.run(0, 60))

@@ -69,14 +69,14 @@ class InFlight(harness.Case):
 
         def ask():
             begun = time.monotonic()
-            code, answer = daemon.post(path, timeout=120)
+            code, answer = daemon.post(path, timeout=2 * harness.DEADLINE_S)
             answers.append((code, answer, time.monotonic() - begun))
         thread = threading.Thread(target=ask)
         thread.start()
         try:
             yield answers
         finally:
-            thread.join(120)
+            thread.join(2 * harness.DEADLINE_S)
         self.assertTrue(answers, f"{path} was answered")
         self.assertEqual(answers[0][0], 200, answers[0][1])
 
@@ -96,7 +96,7 @@ class InFlight(harness.Case):
         return stats
 
     def all_completed(self, engine, run, count=REQUESTS):
-        done = engine.event("done", id=run, deadline_s=60)
+        done = engine.done(run)
         counts = self.judged(done["counts"])
         self.assertEqual((counts["requests"], counts["aborted"], done["unfinished"]), (count, 0, []), counts)
         self.assertEqual(counts["blocks"], count * BLOCKS, "each prompt whole")
@@ -336,7 +336,7 @@ class InFlight(harness.Case):
                     self.reload(daemon)
                 self.idle(daemon, engine)
         for run, may_be_aborted in accepted:
-            done = engine.event("done", id=run, deadline_s=60)
+            done = engine.done(run)
             counts = self.judged(done["counts"])
             self.assertEqual(counts["requests"] + counts["aborted"], 2, done)
             self.assertEqual(len(done["unfinished"]), counts["aborted"])

@@ -56,7 +56,7 @@ class Readme(harness.Case):
         loop, = blocks("python")
         self.assertLessEqual(len(loop.splitlines()), 20)
         run = subprocess.run([sys.executable, "-c", loop.replace("127.0.0.1:8100", self.address)],
-                             capture_output=True, text=True, timeout=60, check=False)
+                             capture_output=True, text=True, timeout=600, check=False)
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(run.stdout.count("'status': 'awake'"), 3, run.stdout)
         # And its versions named the weights: from the second on (the first is seen to change then).

@@ -121,7 +121,7 @@ class Reports(harness.Case):
 
         def client(plan):
             for path in plan:
-                answers.append((path, *daemon.post(path, timeout=90)))
+                answers.append((path, *daemon.post(path, timeout=2 * harness.DEADLINE_S)))
 
         threads = [threading.Thread(target=client, args=(plan,)) for plan in plans]
         for thread in threads:

@@ -30,7 +30,7 @@ class Trainers(harness.Case):
 
     def test_every_request_of_every_client_passes_in_order_on_one_system(self):
         run = subprocess.run([sys.executable, str(REPLAY), f"127.0.0.1:{self.port}"],
-                             capture_output=True, text=True, timeout=240, check=False)
+                             capture_output=True, text=True, timeout=1200, check=False)
         self.assertEqual(run.returncode, 0, run.stdout)
         self.assertIn(" 0 failed", run.stdout)
         self.expect_serving()

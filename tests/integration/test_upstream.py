@@ -188,7 +188,7 @@ class Upstream(harness.Case):
                 self.assertGreaterEqual(stats["waiting"], 4, "what comes is held")
                 runs = [run] + ([more] if stalls else [])
                 daemon.ok("/resume")
-                counts = [engine.event("done", id=number, deadline_s=60)["counts"] for number in runs]
+                counts = [engine.wait(number) for number in runs]
                 self.assertEqual(sum(one["aborted"] for one in counts), aborted)
                 self.assertEqual(sum(one["requests"] for one in counts), REQUESTS - aborted)
                 self.judged(engine.wait(late), 4)
