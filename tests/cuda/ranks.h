@@ -17,7 +17,7 @@
 #include <sys/types.h>
 
 enum { RANKS_MAX = 4, RANK_TAGS = 2, RANK_LEN = 2 << 20, RANK_BLOCK = 64 << 10 };
-#define RANK_WAIT_MS 60000
+#define RANK_WAIT_MS 240000
 
 /* Of one rank. */
 struct rank_page {

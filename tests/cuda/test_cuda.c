@@ -28,7 +28,7 @@
 #define LEN       (4 * MIB) /* of the region */
 #define POOL      (1 * MIB)
 #define SHARE     (4 * MIB)
-#define LIMIT_MS  20000u
+#define LIMIT_MS  120000u
 #define EXPORTED  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 #define TRANSFERS 32u
 
@@ -614,18 +614,18 @@ static void fail_imports(enum fake_cuda_action action, int code, kvb_status_t wa
     cleanup(&s);
 }
 
-Test(cuda, each_step_of_importing_fails_once_and_nothing_leaks, .timeout = 100)
+Test(cuda, each_step_of_importing_fails_once_and_nothing_leaks, .timeout = 600)
 {
     fail_imports(FAKE_CUDA_FAIL, CUDA_ERROR_OUT_OF_MEMORY, KVB_ERR_NO_MEMORY, KVB_ERR_UNSUPPORTED,
                  true);
 }
 
-Test(cuda, each_step_of_importing_fails_in_a_helper_that_runs, .timeout = 100)
+Test(cuda, each_step_of_importing_fails_in_a_helper_that_runs, .timeout = 600)
 {
     fail_imports(FAKE_CUDA_FAIL, CUDA_ERROR_NOT_PERMITTED, KVB_ERR_IO, KVB_ERR_IO, false);
 }
 
-Test(cuda, the_helper_dies_at_each_step_of_importing, .timeout = 100)
+Test(cuda, the_helper_dies_at_each_step_of_importing, .timeout = 600)
 {
     fail_imports(FAKE_CUDA_DIE, 0, KVB_ERR_UNAVAILABLE, KVB_ERR_UNAVAILABLE, true);
 }
@@ -637,7 +637,7 @@ static bool fired_or_registered(void *arg)
 }
 
 /* Given up when it hangs: that needs no bound that a slow machine could meet by itself. */
-Test(cuda, the_helper_hangs_at_each_step_of_importing_and_is_killed, .timeout = 100)
+Test(cuda, the_helper_hangs_at_each_step_of_importing_and_is_killed, .timeout = 600)
 {
     struct setup s;
     setup(&s);
@@ -680,7 +680,7 @@ Test(cuda, a_helper_that_hangs_is_killed_when_the_import_is_late)
     cleanup(&s);
 }
 
-Test(cuda, the_context_is_lost_at_each_step_of_importing, .timeout = 100)
+Test(cuda, the_context_is_lost_at_each_step_of_importing, .timeout = 600)
 {
     fail_imports(FAKE_CUDA_POISON, CUDA_ERROR_ILLEGAL_ADDRESS, KVB_ERR_IO, KVB_ERR_UNSUPPORTED,
                  true);
@@ -744,22 +744,22 @@ static void fail_releases(enum fake_cuda_action action, int code, uint64_t drain
     cleanup(&s);
 }
 
-Test(cuda, each_step_of_releasing_fails_once_and_is_done_again, .timeout = 100)
+Test(cuda, each_step_of_releasing_fails_once_and_is_done_again, .timeout = 600)
 {
     fail_releases(FAKE_CUDA_FAIL, CUDA_ERROR_OPERATING_SYSTEM, LIMIT_MS, LIMIT_MS, false);
 }
 
-Test(cuda, the_helper_dies_at_each_step_of_releasing_which_is_a_release, .timeout = 100)
+Test(cuda, the_helper_dies_at_each_step_of_releasing_which_is_a_release, .timeout = 600)
 {
     fail_releases(FAKE_CUDA_DIE, 0, LIMIT_MS, LIMIT_MS, true);
 }
 
-Test(cuda, the_helper_hangs_at_each_step_of_releasing_and_is_killed, .timeout = 100)
+Test(cuda, the_helper_hangs_at_each_step_of_releasing_and_is_killed, .timeout = 600)
 {
     fail_releases(FAKE_CUDA_HANG, 0, 100, 1600, true);
 }
 
-Test(cuda, the_context_is_lost_at_each_step_of_releasing, .timeout = 100)
+Test(cuda, the_context_is_lost_at_each_step_of_releasing, .timeout = 600)
 {
     fail_releases(FAKE_CUDA_POISON, CUDA_ERROR_ILLEGAL_ADDRESS, LIMIT_MS, LIMIT_MS, true);
 }
@@ -799,24 +799,24 @@ static void fail_copies(enum fake_cuda_action action, int code, kvb_status_t wan
     cleanup(&s);
 }
 
-Test(cuda, each_step_of_copying_fails_once, .timeout = 100)
+Test(cuda, each_step_of_copying_fails_once, .timeout = 600)
 {
     fail_copies(FAKE_CUDA_FAIL, CUDA_ERROR_OPERATING_SYSTEM, KVB_ERR_IO, true);
 }
 
-Test(cuda, the_helper_dies_at_each_step_of_copying, .timeout = 100)
+Test(cuda, the_helper_dies_at_each_step_of_copying, .timeout = 600)
 {
     fail_copies(FAKE_CUDA_DIE, 0, KVB_ERR_UNAVAILABLE, false);
 }
 
-Test(cuda, the_context_is_lost_at_each_step_of_copying, .timeout = 100)
+Test(cuda, the_context_is_lost_at_each_step_of_copying, .timeout = 600)
 {
     fail_copies(FAKE_CUDA_POISON, CUDA_ERROR_ILLEGAL_ADDRESS, KVB_ERR_IO, false);
 }
 
 /* ---- this process is out of something ---- */
 
-Test(cuda, each_allocation_fails_once_and_a_retry_works, .timeout = 100)
+Test(cuda, each_allocation_fails_once_and_a_retry_works, .timeout = 600)
 {
     struct setup s;
     setup(&s);

@@ -500,7 +500,7 @@ static void cleanup(void)
 
 static const uint64_t mine = FAKE_CUDA_CONTEXT;
 
-Test(engine_cuda, memory_is_shared_and_sleeps_and_nothing_of_it_is_held_meanwhile, .timeout = 100,
+Test(engine_cuda, memory_is_shared_and_sleeps_and_nothing_of_it_is_held_meanwhile, .timeout = 600,
      .fini = end)
 {
     setup(0, 0);
@@ -530,7 +530,7 @@ Test(engine_cuda, memory_is_shared_and_sleeps_and_nothing_of_it_is_held_meanwhil
 }
 
 Test(engine_cuda, a_deeper_sleep_gives_up_the_copy_and_a_copy_is_never_of_an_earlier_time,
-     .timeout = 100, .fini = end)
+     .timeout = 600, .fini = end)
 {
     setup(0, 0);
     command("sleep", "--level", "1");
@@ -553,7 +553,7 @@ Test(engine_cuda, a_deeper_sleep_gives_up_the_copy_and_a_copy_is_never_of_an_ear
     cleanup();
 }
 
-Test(engine_cuda, a_copy_and_an_unmapping_wait_for_what_the_gpu_was_given, .timeout = 100,
+Test(engine_cuda, a_copy_and_an_unmapping_wait_for_what_the_gpu_was_given, .timeout = 600,
      .fini = end)
 {
     setup(0, 0);
@@ -579,7 +579,7 @@ Test(engine_cuda, a_copy_and_an_unmapping_wait_for_what_the_gpu_was_given, .time
 
 /* What is to be kept and was not copied is not thrown away; the tags that are no region's are no
  * mistake. */
-Test(engine_cuda, what_is_to_be_kept_is_kept, .timeout = 100, .fini = end)
+Test(engine_cuda, what_is_to_be_kept_is_kept, .timeout = 600, .fini = end)
 {
     setup(0, 0);
     const char *tags[] = {"other", "weights"};
@@ -644,7 +644,7 @@ static void stored_late(const struct outcome *outcome)
     cr_assert_eq(cudaGetLastError(), cudaSuccess, "the engine's own errors are not mixed with it");
 }
 
-Test(engine_cuda, a_put_is_not_sent_before_its_event_has_fired, .timeout = 100, .fini = end)
+Test(engine_cuda, a_put_is_not_sent_before_its_event_has_fired, .timeout = 600, .fini = end)
 {
     setup(0, 0);
     cudaEvent_t event;
@@ -656,7 +656,7 @@ Test(engine_cuda, a_put_is_not_sent_before_its_event_has_fired, .timeout = 100, 
     cleanup();
 }
 
-Test(engine_cuda, what_becomes_of_the_event_afterwards_changes_nothing, .timeout = 100, .fini = end)
+Test(engine_cuda, what_becomes_of_the_event_afterwards_changes_nothing, .timeout = 600, .fini = end)
 {
     setup(0, 0);
     cudaEvent_t event;
@@ -676,7 +676,7 @@ Test(engine_cuda, what_becomes_of_the_event_afterwards_changes_nothing, .timeout
     cleanup();
 }
 
-Test(engine_cuda, a_put_waits_for_its_stream_and_for_no_other, .timeout = 100, .fini = end)
+Test(engine_cuda, a_put_waits_for_its_stream_and_for_no_other, .timeout = 600, .fini = end)
 {
     setup(0, 0);
     cudaStream_t other;
@@ -697,7 +697,7 @@ Test(engine_cuda, a_put_waits_for_its_stream_and_for_no_other, .timeout = 100, .
     cleanup();
 }
 
-Test(engine_cuda, a_release_drops_the_puts_that_would_send_what_comes_there_next, .timeout = 100,
+Test(engine_cuda, a_release_drops_the_puts_that_would_send_what_comes_there_next, .timeout = 600,
      .fini = end)
 {
     setup(0, 0);
@@ -722,7 +722,7 @@ Test(engine_cuda, a_release_drops_the_puts_that_would_send_what_comes_there_next
 
 /* The lineage is left while a put waits: what was computed under the old token is not stored, also
  * if the memory stays where it is. */
-Test(engine_cuda, a_put_that_was_held_across_a_leaving_is_refused, .timeout = 100, .fini = end)
+Test(engine_cuda, a_put_that_was_held_across_a_leaving_is_refused, .timeout = 600, .fini = end)
 {
     setup(0, 0);
     struct outcome outcome = {0};
@@ -749,7 +749,7 @@ static void on_put_again(void *arg, const int *results, size_t n)
                  KVPLANE_OK);
 }
 
-Test(engine_cuda, a_callback_may_put_again, .timeout = 100, .fini = end)
+Test(engine_cuda, a_callback_may_put_again, .timeout = 600, .fini = end)
 {
     setup(0, 0);
     struct outcome outcome = {0};
@@ -773,7 +773,7 @@ Test(engine_cuda, a_callback_may_put_again, .timeout = 100, .fini = end)
     cleanup();
 }
 
-Test(engine_cuda, held_puts_are_bounded_and_a_full_session_delays_them, .timeout = 100, .fini = end)
+Test(engine_cuda, held_puts_are_bounded_and_a_full_session_delays_them, .timeout = 600, .fini = end)
 {
     setup(1, 3);
     struct outcome outcome = {0};
@@ -803,7 +803,7 @@ Test(engine_cuda, held_puts_are_bounded_and_a_full_session_delays_them, .timeout
     cleanup();
 }
 
-Test(engine_cuda, what_the_gpu_did_not_do_is_not_put, .timeout = 100, .fini = end)
+Test(engine_cuda, what_the_gpu_did_not_do_is_not_put, .timeout = 600, .fini = end)
 {
     setup(0, 0);
     struct outcome outcome = {0};
@@ -832,7 +832,7 @@ static bool is_detached(void)
 }
 
 Test(engine_cuda, a_daemon_that_dies_costs_what_is_held_and_the_next_one_gets_the_memory,
-     .timeout = 100, .fini = end)
+     .timeout = 600, .fini = end)
 {
     setup(0, 0);
     struct outcome outcome = {0};
@@ -938,7 +938,7 @@ static void back_from_hand_over(void)
     cr_assert_eq(cuda_rig_held(&t.rig), mine + 2 * UNIT + FAKE_CUDA_CONTEXT);
 }
 
-Test(engine_cuda, a_handing_over_that_fails_leaves_nothing_and_can_be_repeated, .timeout = 100,
+Test(engine_cuda, a_handing_over_that_fails_leaves_nothing_and_can_be_repeated, .timeout = 600,
      .fini = end)
 {
     setup(0, 0);
@@ -1002,7 +1002,7 @@ static void back_from_commit(void)
     cr_assert_eq(do_prepare(), KVPLANE_OK);
 }
 
-Test(engine_cuda, every_call_failed_once_leaves_nothing_and_a_retry_works, .timeout = 100,
+Test(engine_cuda, every_call_failed_once_leaves_nothing_and_a_retry_works, .timeout = 600,
      .fini = end)
 {
     setup_alone();
@@ -1074,7 +1074,7 @@ static void close_with_the_nth_call_failed(unsigned n, bool *fired)
     leaves_nothing();
 }
 
-Test(engine_cuda, every_call_of_a_put_a_packing_and_an_end_failed_once, .timeout = 100, .fini = end)
+Test(engine_cuda, every_call_of_a_put_a_packing_and_an_end_failed_once, .timeout = 600, .fini = end)
 {
     setup_alone();
     cr_assert_eq(allocate_kv(), KVPLANE_OK);
@@ -1091,7 +1091,7 @@ Test(engine_cuda, every_call_of_a_put_a_packing_and_an_end_failed_once, .timeout
     }
 }
 
-Test(engine_cuda, an_opening_that_fails_leaves_nothing_and_says_why, .timeout = 100, .fini = end)
+Test(engine_cuda, an_opening_that_fails_leaves_nothing_and_says_why, .timeout = 600, .fini = end)
 {
     begin(false);
     open_session(0);
@@ -1138,7 +1138,7 @@ static unsigned command_with_the_nth_call_failed(unsigned n, const char *verb, c
     return fired;
 }
 
-Test(engine_cuda, every_call_of_a_sleep_and_a_wake_failed_once, .timeout = 200, .fini = end)
+Test(engine_cuda, every_call_of_a_sleep_and_a_wake_failed_once, .timeout = 1100, .fini = end)
 {
     setup(0, 0);
     bool sleeping = true;
@@ -1214,7 +1214,7 @@ static int do_adopt_handle(void)
     return kvplane_cuda_adopt_handle(t.kc, 21, "kv_cache", adoptee.handle, adoptee.len);
 }
 
-Test(engine_cuda, memory_that_cannot_be_handed_over_is_refused_with_the_reason, .timeout = 100,
+Test(engine_cuda, memory_that_cannot_be_handed_over_is_refused_with_the_reason, .timeout = 600,
      .fini = end)
 {
     setup_alone();
@@ -1295,22 +1295,22 @@ static void adopted_memory_sleeps(unsigned types, bool by_handle)
     leaves_nothing();
 }
 
-Test(engine_cuda, memory_adopted_by_address_is_shared_and_not_held, .timeout = 100, .fini = end)
+Test(engine_cuda, memory_adopted_by_address_is_shared_and_not_held, .timeout = 600, .fini = end)
 {
     adopted_memory_sleeps(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, false);
 }
 
-Test(engine_cuda, memory_adopted_by_handle_is_shared_and_not_held, .timeout = 100, .fini = end)
+Test(engine_cuda, memory_adopted_by_handle_is_shared_and_not_held, .timeout = 600, .fini = end)
 {
     adopted_memory_sleeps(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, true);
 }
 
-Test(engine_cuda, memory_that_only_the_fabric_shares_is_handed_over_so, .timeout = 100, .fini = end)
+Test(engine_cuda, memory_that_only_the_fabric_shares_is_handed_over_so, .timeout = 600, .fini = end)
 {
     adopted_memory_sleeps(CU_MEM_HANDLE_TYPE_FABRIC, true);
 }
 
-Test(engine_cuda, fabric_is_asked_for_only_where_it_really_is, .timeout = 100, .fini = end)
+Test(engine_cuda, fabric_is_asked_for_only_where_it_really_is, .timeout = 600, .fini = end)
 {
     setup_alone();
     atomic_store(&t.rig.control->no_fabric, 1);
@@ -1322,7 +1322,7 @@ Test(engine_cuda, fabric_is_asked_for_only_where_it_really_is, .timeout = 100, .
     cleanup_alone();
 }
 
-Test(engine_cuda, the_current_device_of_the_engine_stays_what_it_was, .timeout = 100, .fini = end)
+Test(engine_cuda, the_current_device_of_the_engine_stays_what_it_was, .timeout = 600, .fini = end)
 {
     begin(false);
     open_session(0);
@@ -1358,7 +1358,7 @@ static void fill_pieces(unsigned weights)
     }
 }
 
-Test(engine_cuda, small_pieces_are_put_as_one_slice_and_come_back_where_they_were, .timeout = 100,
+Test(engine_cuda, small_pieces_are_put_as_one_slice_and_come_back_where_they_were, .timeout = 600,
      .fini = end)
 {
     setup(0, 0);
@@ -1396,7 +1396,7 @@ Test(engine_cuda, small_pieces_are_put_as_one_slice_and_come_back_where_they_wer
     cleanup();
 }
 
-Test(engine_cuda, engines_that_pack_and_engines_that_do_not_share_blocks, .timeout = 100,
+Test(engine_cuda, engines_that_pack_and_engines_that_do_not_share_blocks, .timeout = 600,
      .fini = end)
 {
     setup(0, 0);
@@ -1425,7 +1425,7 @@ Test(engine_cuda, engines_that_pack_and_engines_that_do_not_share_blocks, .timeo
     cleanup();
 }
 
-Test(engine_cuda, where_the_kernel_does_not_load_slices_are_left, .timeout = 100, .fini = end)
+Test(engine_cuda, where_the_kernel_does_not_load_slices_are_left, .timeout = 600, .fini = end)
 {
     setup_alone();
     cr_assert_eq(allocate_kv(), KVPLANE_OK);
@@ -1457,7 +1457,7 @@ static bool example_is_told(const char *verb)
     return WIFEXITED(how) && WEXITSTATUS(how) == 0;
 }
 
-Test(engine_cuda, the_example_shares_sleeps_and_wakes, .timeout = 100, .fini = end)
+Test(engine_cuda, the_example_shares_sleeps_and_wakes, .timeout = 600, .fini = end)
 {
     begin(true);
     int out[2];

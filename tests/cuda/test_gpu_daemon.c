@@ -355,7 +355,7 @@ static void cleanup(void)
     cuda_rig_cleanup(&t.rig);
 }
 
-Test(gpu_daemon, blocks_of_gpu_memory_are_shared_and_sleep_holds_nothing, .timeout = 100)
+Test(gpu_daemon, blocks_of_gpu_memory_are_shared_and_sleep_holds_nothing, .timeout = 600)
 {
     setup();
     cr_assert_eq(run_prompt(), 0);
@@ -375,7 +375,7 @@ Test(gpu_daemon, blocks_of_gpu_memory_are_shared_and_sleep_holds_nothing, .timeo
     cleanup();
 }
 
-Test(gpu_daemon, a_daemon_that_is_killed_leaves_nothing_and_the_next_one_serves, .timeout = 100)
+Test(gpu_daemon, a_daemon_that_is_killed_leaves_nothing_and_the_next_one_serves, .timeout = 600)
 {
     setup();
     (void)run_prompt();
@@ -400,7 +400,7 @@ static bool handed_over_again(void)
 
 /* The helper is lost with its context in the middle of a put: that fails, and the engine is asked
  * to hand its memory over anew. */
-Test(gpu_daemon, a_lost_context_costs_what_ran_and_the_memory_is_had_again, .timeout = 100)
+Test(gpu_daemon, a_lost_context_costs_what_ran_and_the_memory_is_had_again, .timeout = 600)
 {
     setup();
     atomic_store(&t.rig.control->only, FAKE_CUDA_stream_sync + 1);

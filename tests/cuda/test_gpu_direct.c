@@ -28,7 +28,7 @@ static void ask_for_it(const struct etcd_cluster *etcd)
     cr_assert_eq(setenv("KVPLANE_GPU_RDMA", "direct", 1), 0);
 }
 
-Test(gpu_direct, where_it_cannot_be_the_pool_serves_and_the_status_says_why, .timeout = 200)
+Test(gpu_direct, where_it_cannot_be_the_pool_serves_and_the_status_says_why, .timeout = 1100)
 {
     static struct gpu_fleet fleet;
     static struct gpu_instance instance = {.name = "one", .kind = KVPLANE_MEMORY_CUDA, .n = 1};
@@ -150,7 +150,7 @@ static void move_directly(struct gpu_fleet *fleet, struct gpu_instance *instance
     cr_assert_geq(seen.moves, wanted, "%s", seen.pool_cause);
 }
 
-Test(gpu_direct, the_device_reaches_it_and_a_sleep_unpins_all_of_it, .timeout = 300)
+Test(gpu_direct, the_device_reaches_it_and_a_sleep_unpins_all_of_it, .timeout = 1100)
 {
     static struct gpu_fleet fleet;
     static struct gpu_instance instance = {.name = "one", .kind = KVPLANE_MEMORY_CUDA, .n = 1};

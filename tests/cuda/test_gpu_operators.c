@@ -102,7 +102,7 @@ static void all_is_well(void)
 }
 
 Test(gpu_operators, a_lost_context_fails_that_operation_with_its_cause_and_no_other_instance,
-     .timeout = 200)
+     .timeout = 1100)
 {
     setup("20s");
     POST_OK(&fleet, &sick, "/sleep?level=1");
@@ -135,7 +135,7 @@ Test(gpu_operators, a_lost_context_fails_that_operation_with_its_cause_and_no_ot
 }
 
 Test(gpu_operators, a_helper_that_somebody_kills_is_told_and_the_next_wake_starts_another,
-     .timeout = 200)
+     .timeout = 1100)
 {
     setup("20s");
     POST_OK(&fleet, &sick, "/sleep?level=1");
@@ -166,7 +166,7 @@ static int put_result(uint32_t rank)
     return atomic_load(&page->result);
 }
 
-Test(gpu_operators, a_context_lost_in_a_put_costs_that_put_and_is_shown, .timeout = 200)
+Test(gpu_operators, a_context_lost_in_a_put_costs_that_put_and_is_shown, .timeout = 1100)
 {
     setup("20s");
     instance_moves(&sick);
@@ -191,7 +191,7 @@ static int64_t regions_of(uint32_t rank)
     return n;
 }
 
-Test(gpu_operators, memory_lost_with_its_helper_is_had_again_without_anybodys_help, .timeout = 200)
+Test(gpu_operators, memory_lost_with_its_helper_is_had_again_without_anybodys_help, .timeout = 1100)
 {
     setup("20s");
     for (uint32_t i = 1; i <= 3; i++) {
@@ -252,7 +252,7 @@ static struct http_answer hang_in(const char *path, enum fake_cuda_call call)
 }
 
 Test(gpu_operators, a_call_of_the_driver_that_hangs_holds_up_nothing_else_and_ends_by_its_bound,
-     .timeout = 200)
+     .timeout = 1100)
 {
     setup("8s");
     struct http_answer answer = hang_in("/sleep?level=1", FAKE_CUDA_mem_unmap);
@@ -273,7 +273,7 @@ Test(gpu_operators, a_call_of_the_driver_that_hangs_holds_up_nothing_else_and_en
     cleanup();
 }
 
-Test(gpu_operators, a_copy_that_hangs_does_not_hold_up_a_sleep_that_aborts, .timeout = 200)
+Test(gpu_operators, a_copy_that_hangs_does_not_hold_up_a_sleep_that_aborts, .timeout = 1100)
 {
     setup("20s");
     instance_moves(&sick);

@@ -105,7 +105,7 @@ static const struct stage {
 enum { STAGES = sizeof stages / sizeof stages[0], CYCLES = 20 };
 
 Test(gpu_ranks, what_is_held_awake_asleep_in_between_and_released_is_equal_in_every_cycle,
-     .timeout = 300)
+     .timeout = 1100)
 {
     struct account first[STAGES];
     setup(NULL);
@@ -143,7 +143,7 @@ static bool equal(const struct account *a, const struct account *b)
 
 /* The test of that test: a helper that believes to have let go, and has not, is seen, whatever it
  * is that it forgot. (What a process holds otherwise: test_cuda.) */
-Test(gpu_ranks, whatever_a_helper_forgets_to_give_back_is_seen_in_the_account, .timeout = 200)
+Test(gpu_ranks, whatever_a_helper_forgets_to_give_back_is_seen_in_the_account, .timeout = 1100)
 {
     static const struct {
         enum fake_cuda_call call;
@@ -190,7 +190,7 @@ Test(gpu_ranks, whatever_a_helper_forgets_to_give_back_is_seen_in_the_account, .
 }
 
 /* The address cannot be given back then, so the helper is killed, and the sleep is one. */
-Test(gpu_ranks, a_mapping_that_stays_is_noticed_by_the_helper_and_goes_with_it, .timeout = 100)
+Test(gpu_ranks, a_mapping_that_stays_is_noticed_by_the_helper_and_goes_with_it, .timeout = 600)
 {
     setup(NULL);
     POST_OK(&fleet, &four, "/sleep?level=2");
@@ -302,22 +302,22 @@ static void on_rank(uint32_t rank)
 
 /* Import, map, register and release by the helper; allocate, export and release by the
  * engine. */
-Test(gpu_ranks, each_step_fails_once_on_the_first_rank, .timeout = 100)
+Test(gpu_ranks, each_step_fails_once_on_the_first_rank, .timeout = 600)
 {
     on_rank(0);
 }
 
-Test(gpu_ranks, each_step_fails_once_on_the_second_rank, .timeout = 100)
+Test(gpu_ranks, each_step_fails_once_on_the_second_rank, .timeout = 600)
 {
     on_rank(1);
 }
 
-Test(gpu_ranks, each_step_fails_once_on_the_third_rank, .timeout = 100)
+Test(gpu_ranks, each_step_fails_once_on_the_third_rank, .timeout = 600)
 {
     on_rank(2);
 }
 
-Test(gpu_ranks, each_step_fails_once_on_the_fourth_rank, .timeout = 100)
+Test(gpu_ranks, each_step_fails_once_on_the_fourth_rank, .timeout = 600)
 {
     on_rank(3);
 }
@@ -330,7 +330,7 @@ Test(gpu_ranks, each_step_fails_once_on_the_fourth_rank, .timeout = 100)
  * soon as the ranks sleep, and a get after the wake delivers into pages that the engine does not
  * see. */
 Test(gpu_ranks, without_the_release_sleep_holds_memory_and_a_wake_reads_the_old_pages,
-     .timeout = 100)
+     .timeout = 600)
 {
     setup("unregister-skipped");
     instance_moves(&four);

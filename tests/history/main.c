@@ -22,8 +22,8 @@
 #include <unistd.h>
 
 #define TICK_US  2000
-#define STUCK_MS 30000
-#define END_MS   60000
+#define STUCK_MS 120000
+#define END_MS   240000
 
 const char *const history_tenants[TENANTS] = {"a", "a/k", "A", "default"};
 

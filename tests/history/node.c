@@ -24,7 +24,7 @@
 #else
 #define TICKET_MS 200
 #endif
-#define FINISH_MS 20000
+#define FINISH_MS 120000
 
 struct node;
 

@@ -19,7 +19,7 @@
 #define ETCD_RIG_ENV        "KVPLANE_TEST_ETCD"
 #define ETCD_RIG_REQUEST_MS 3000
 #define ETCD_RIG_LEASE_MS   12000
-#define ETCD_RIG_LIMIT_MS   60000 /* for what must happen */
+#define ETCD_RIG_LIMIT_MS   240000 /* for what must happen */
 
 struct etcd_rig {
     struct real_loop *loop;

@@ -17,7 +17,7 @@
 #define MIB(n) ((size_t)(n) << 20)
 
 /* Longer than any bound of the transport's own (silence 3 s, stall 10 s), shorter than a hang. */
-#define BOUND_MS 30000
+#define BOUND_MS 120000
 
 static pid_t start_program(const char *const *argv)
 {

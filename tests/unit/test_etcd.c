@@ -1164,7 +1164,7 @@ static kvb_status_t open_cluster(struct process *process, struct real_loop *loop
 }
 
 /* Whichever member is killed or stopped, the others do; and nobody's lease ends over it. */
-Test(etcd, a_member_of_etcd_may_die_or_freeze, .timeout = 300)
+Test(etcd, a_member_of_etcd_may_die_or_freeze, .timeout = 1100)
 {
     if (no_etcd()) {
         return;
@@ -1221,7 +1221,7 @@ Test(etcd, a_member_of_etcd_may_die_or_freeze, .timeout = 300)
     real_cleanup(&loop);
 }
 
-Test(etcd, all_of_etcd_may_freeze_and_come_back, .timeout = 300)
+Test(etcd, all_of_etcd_may_freeze_and_come_back, .timeout = 1100)
 {
     if (no_etcd()) {
         return;
@@ -1258,7 +1258,7 @@ Test(etcd, all_of_etcd_may_freeze_and_come_back, .timeout = 300)
     real_cleanup(&loop);
 }
 
-Test(etcd, over_tls_with_certificates_of_both_sides, .timeout = 300)
+Test(etcd, over_tls_with_certificates_of_both_sides, .timeout = 1100)
 {
     if (no_etcd()) {
         return;
@@ -1285,7 +1285,7 @@ Test(etcd, over_tls_with_certificates_of_both_sides, .timeout = 300)
     real_cleanup(&loop);
 }
 
-Test(etcd, with_a_user_and_a_password_and_a_token_that_is_renewed, .timeout = 300)
+Test(etcd, with_a_user_and_a_password_and_a_token_that_is_renewed, .timeout = 1100)
 {
     if (no_etcd()) {
         return;
@@ -1510,7 +1510,7 @@ static void soul_acts(struct town *town, struct soul *soul)
 
 /* Connections cut, held up and had back at random, while instances of three processes join, leave,
  * reset and reset the tenant. KVPLANE_SEED repeats the choices, not the timing. */
-Test(etcd, many_at_once_never_share_what_was_retired, .timeout = 300)
+Test(etcd, many_at_once_never_share_what_was_retired, .timeout = 1100)
 {
     if (no_etcd()) {
         return;

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LIMIT_MS 60000
+#define LIMIT_MS 240000
 
 struct rig {
     struct real_loop loop;
@@ -226,7 +226,7 @@ static const struct {
     {503, "{\"error\":\"etcdserver: no leader\",\"code\":14}"},
 };
 
-Test(etcd_answers, none_that_is_not_sound_means_success, .timeout = 300)
+Test(etcd_answers, none_that_is_not_sound_means_success, .timeout = 1100)
 {
     struct rig rig;
     rig_open(&rig);
@@ -269,7 +269,7 @@ Test(etcd_answers, one_bad_answer_is_asked_again_elsewhere_or_later)
 }
 
 /* Joining: each step answered badly for a while, then well. */
-Test(etcd_answers, joining_goes_on_until_every_answer_is_sound, .timeout = 300)
+Test(etcd_answers, joining_goes_on_until_every_answer_is_sound, .timeout = 1100)
 {
     static const char *const paths[] = {"/v3/lease/grant", "/v3/kv/range", "/v3/watch"};
     static const char *const texts[] = {
@@ -620,7 +620,7 @@ static void spare_the_fake(bool inside)
 
 /* Each allocation in turn fails once, while it joins, asks and closes: it says so, or does it all
  * the same, and then works. */
-Test(etcd_answers, an_allocation_that_fails_costs_nothing_but_a_retry, .timeout = 300)
+Test(etcd_answers, an_allocation_that_fails_costs_nothing_but_a_retry, .timeout = 1100)
 {
     /* Those of JSON are thousands: some of them, or each of all others. (Not each: jansson 2.14
      * writes beyond its buffer when there is no memory for some of what it reads.) */

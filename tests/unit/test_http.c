@@ -31,8 +31,8 @@ static void teardown(void)
     rest_stop(&rest);
 }
 
-TestSuite(http, .init = setup, .fini = teardown, .timeout = 100);
-TestSuite(http_own, .timeout = 100); /* tests that start the server themselves */
+TestSuite(http, .init = setup, .fini = teardown, .timeout = 600);
+TestSuite(http_own, .timeout = 600); /* tests that start the server themselves */
 
 /* ---- helpers ---- */
 

@@ -29,7 +29,7 @@ static void teardown(void)
     rest_stop(&rest);
 }
 
-TestSuite(http_table, .init = setup, .fini = teardown, .timeout = 100);
+TestSuite(http_table, .init = setup, .fini = teardown, .timeout = 600);
 
 #define HOST   "Host: x\r\n"
 #define HIDDEN "POST /sleep HTTP/1.1\r\n" HOST "\r\n"

@@ -22,8 +22,8 @@ static void teardown(void)
     rest_stop(&rest);
 }
 
-TestSuite(page, .init = setup, .fini = teardown, .timeout = 100);
-TestSuite(page_own, .timeout = 100);
+TestSuite(page, .init = setup, .fini = teardown, .timeout = 600);
+TestSuite(page_own, .timeout = 600);
 
 static struct http_answer ask_as(const char *method, const char *target, const char *headers)
 {

@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { THREADS = 3, CONNS = 2 * THREADS, LANES = 64, WAIT_MS = 20000 };
+enum { THREADS = 3, CONNS = 2 * THREADS, LANES = 64, WAIT_MS = 120000 };
 
 /* ---- services ---- */
 

@@ -54,7 +54,7 @@ Test(share, what_cannot_be_a_share_is_refused)
 
 /* ---- names ---- */
 
-Test(share, a_space_among_many_is_found_as_soon_as_one_among_few, .timeout = 30)
+Test(share, a_space_among_many_is_found_as_soon_as_one_among_few, .timeout = 60)
 {
     struct kvs_names names;
     kvs_names_init(&names, 7);

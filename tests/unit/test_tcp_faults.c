@@ -43,7 +43,7 @@ static void one_cut(struct tcp_sim *rig, uint16_t type, uint64_t len, uint64_t r
 
 /* The connection is made anew for each, and cut after every byte of handshake, question and answer
  * together, from either side. 10^4 faults; then everything is as it was. */
-Test(tcp_faults, a_cut_at_every_byte_ends_the_transfer_and_leaves_nothing, .timeout = 100)
+Test(tcp_faults, a_cut_at_every_byte_ends_the_transfer_and_leaves_nothing, .timeout = 600)
 {
     static const struct {
         uint16_t type;
