@@ -324,6 +324,11 @@ void kvp_fleet_record(struct kvp_fleet *fleet, const struct kvp_operation_record
     fleet->records[fleet->nrecords++ % KVP_OPERATION_RECORDS] = *record;
 }
 
+uint64_t kvp_fleet_take_id(struct kvp_fleet *fleet)
+{
+    return ++fleet->last_op_id;
+}
+
 static void live_record(const struct kvp_op *op, struct kvp_operation_record *record_p)
 {
     *record_p = op->record;
@@ -848,6 +853,7 @@ void kvp_instance_rank_gone(struct kvp_instance *instance, struct kvp_rank *rank
     if (!whole) {
         return;
     }
+    instance->found.id = 0; /* what it is when it is back is its own */
     snprintf(instance->message, sizeof instance->message, "rank %u: %.200s", rank->index, reason);
     KVB_LOG(WARN, "instance disconnected", KVB_STR("instance", instance->name),
             KVB_STR("reason", instance->message));

@@ -301,7 +301,7 @@ bool kvp_ask_equal(const struct kvp_ask *a, const struct kvp_ask *b)
         a->clear_cache != b->clear_cache || a->reset_external != b->reset_external ||
         a->reset_running_requests != b->reset_running_requests || a->keep_pause != b->keep_pause ||
         a->at_once != b->at_once || a->wakes != b->wakes || a->tags_given != b->tags_given ||
-        a->ntags != b->ntags || a->body_len != b->body_len ||
+        a->ntags != b->ntags || a->take_back != b->take_back || a->body_len != b->body_len ||
         strcmp(a->weight_version, b->weight_version) != 0 || strcmp(a->method, b->method) != 0) {
         return false;
     }

@@ -139,8 +139,6 @@ struct kvp_slot {
 };
 enum kvp_admit kvp_fsm_admit(const struct kvp_slot *slot, const struct kvp_ask *ask);
 
-/* Field by field. */
-bool kvp_ask_equal(const struct kvp_ask *a, const struct kvp_ask *b);
 bool kvp_operation_takes_slot(enum kvp_operation operation);
 
 #endif

@@ -31,7 +31,8 @@ struct kvp_instance;
     X(FINISH_UPDATE, "finish_weight_update", true)                                                 \
     X(SET_VERSION, "update_weight_version", true)                                                  \
     X(RELAY, "relay", false) /* info, init_weight_transfer_engine, calls that change no weights */ \
-    X(TENANT_RESET, "tenant_reset", true)
+    X(TENANT_RESET, "tenant_reset", true)                                                          \
+    X(TAKE_BACK, "take_back", true) /* of what another operation did, by nobody else touched */
 enum kvp_operation {
 #define X(name, label, slot) KVP_OP_##name,
     KVP_OPERATIONS(X)
@@ -68,7 +69,16 @@ struct kvp_ask {
     const char *body;                  /* JSON text for the relay; borrowed until done */
     size_t body_len;
     uint32_t bound_ms; /* RELAY: until the engine must have answered; 0: the link's own bound */
+    /*
+     * TAKE_BACK: the id of a pause, a sleep or a release that has succeeded. Memory that it
+     * released comes back, what it stopped goes on, as it was found; nothing else is lifted, and no
+     * weight update is ended. BAD_STATE, and nothing changes, if another request was told since, or
+     * with it, that the instance is so, or has changed what it is: then that is what it stays.
+     */
+    uint64_t take_back;
 };
+/* Field by field. */
+bool kvp_ask_equal(const struct kvp_ask *a, const struct kvp_ask *b);
 
 enum kvp_external {
     KVP_EXTERNAL_NONE,
@@ -271,6 +281,8 @@ struct kvp_operation_record {
     struct kvp_drain_progress drain;
 };
 #define KVP_OPERATION_RECORDS 256 /* how many finished ones are kept */
+/* An id for one that is made of others: of no other operation. */
+uint64_t kvp_fleet_take_id(struct kvp_fleet *fleet);
 void kvp_fleet_each_operation(struct kvp_fleet *fleet,
                               void (*each)(void *arg, const struct kvp_operation_record *record),
                               void *arg);

@@ -52,6 +52,7 @@ struct kvp_op {
     struct kvb_timer timer; /* waiting: its turn; running: its wait, or the next try */
     struct kvb_event event; /* rejected: its answer; running: the lineage moved */
     bool internal;          /* reconcile: nobody asked */
+    bool shared;            /* more than one asked for it */
 
     /* running */
     struct kvp_plan plan;
@@ -110,6 +111,7 @@ struct kvp_instance {
     struct kvp_fsm fsm;
     enum kvb_residency
         want[KVB_TAGS_MAX]; /* where each tag should be: what reconcile brings about */
+    struct kvp_found found;
     struct kvb_load load;
     char weight_version[KVB_WEIGHTS_NAME_MAX];
     char message[256]; /* why degraded or disconnected */

@@ -267,11 +267,16 @@ static bool joinable(const struct kvp_op *op)
     return !op->internal && !op->undoing && op->cancel == NULL && !(reset && op->leaving_begun);
 }
 
+/* Stops an instance, and can be undone until memory is discarded. */
+static bool stops(const struct kvp_op *op)
+{
+    return op->ask.operation == KVP_OP_PAUSE || op->ask.operation == KVP_OP_SLEEP ||
+           op->ask.operation == KVP_OP_RELEASE_KV || op->ask.operation == KVP_OP_RELEASE;
+}
+
 static bool cancelable(const struct kvp_op *op)
 {
-    bool drains = op->ask.operation == KVP_OP_PAUSE || op->ask.operation == KVP_OP_SLEEP ||
-                  op->ask.operation == KVP_OP_RELEASE_KV || op->ask.operation == KVP_OP_RELEASE;
-    return drains && !op->internal && !op->undoing && !op->no_return;
+    return stops(op) && !op->internal && !op->undoing && !op->no_return;
 }
 
 static void on_engine_resumed(void *arg, kvb_status_t status, const union kvp_rank_reply *reply)
@@ -389,6 +394,7 @@ static kvb_status_t admit(struct kvp_instance *instance, const struct kvp_ask *a
         if (!add_caller(shared, done, arg)) {
             return KVB_ERR_NO_MEMORY;
         }
+        shared->shared = true;
         *id_p = shared->record.id;
         return KVB_OK;
     }
@@ -563,6 +569,33 @@ static bool beside(const struct kvp_op *op)
     return op->ask.operation == KVP_OP_RELAY && !op->internal;
 }
 
+/* Whoever was told of a state goes by it: then it is not only the work of the one before. */
+static void note_found(struct kvp_op *op)
+{
+    struct kvp_found *found = &op->instance->found;
+    switch (op->ask.operation) {
+    case KVP_OP_RESET:
+    case KVP_OP_TENANT_RESET:
+    case KVP_OP_SET_VERSION:
+    case KVP_OP_RELAY:
+        return;
+    case KVP_OP_TAKE_BACK:
+        found->id = op->status == KVB_OK ? 0 : found->id;
+        return;
+    default:
+        break;
+    }
+    if (op->status == KVB_OK && !op->nothing_to_do && stops(op)) {
+        *found = (struct kvp_found){.id = op->record.id,
+                                    .touched = op->shared,
+                                    .stop = op->plan.stop,
+                                    .before = op->before};
+    } else if (op->plan.refused == KVB_OK &&
+               (op->status == KVB_OK || !stops(op) || op->no_return)) {
+        found->touched = true;
+    }
+}
+
 static void finish(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
@@ -599,6 +632,7 @@ static void finish(struct kvp_op *op)
     instance->running = NULL;
     log_ended(op);
     if (!op->internal) {
+        note_found(op);
         kvp_instance_event(instance, kvp_operation_label(op->ask.operation),
                            kvb_status_label(op->status));
     }
@@ -939,6 +973,7 @@ static void start(struct kvp_op *op)
         const struct kvb_load *load = &instance->load;
         struct kvp_situation now = {
             .fsm = &instance->fsm,
+            .found = &instance->found,
             .opted_out = instance->lineage.opted_out,
             .idle = load->running == 0 && load->waiting == 0 && load->loading == 0,
             .store = instance->member != NULL,

@@ -299,6 +299,39 @@ static void plan_resume(const struct kvp_ask *ask, const struct kvp_situation *n
     add(plan, KVP_STEP_RUN);
 }
 
+/* Without the ends of a wake or a resume: what is lifted, closed or named by these is others'. */
+static void plan_take_back(const struct kvp_ask *ask, const struct kvp_situation *now,
+                           struct kvp_plan *plan)
+{
+    const struct kvp_fsm *fsm = now->fsm;
+    const struct kvp_found *found = now->found;
+    uint32_t missing = 0;
+    if (found->id != ask->take_back || found->touched) {
+        refuse(plan, KVB_ERR_BAD_STATE,
+               "another request has asked for the same, or acted since: it stays as it is");
+        return;
+    }
+    for (uint32_t i = 0; i < fsm->ntags; i++) {
+        const struct kvb_tag_state *was = kvp_fsm_find_tag(&found->before, fsm->tags[i].tag);
+        bool here = fsm->tags[i].residency == KVB_RESIDENT;
+        missing += !here;
+        if (!here && (was == NULL || was->residency == KVB_RESIDENT)) {
+            copy_tag(plan->restore[plan->nrestore++], fsm->tags[i].tag);
+        }
+    }
+    plan->lift = found->stop & ~found->before.stopped_by;
+    if (plan->nrestore > 0) {
+        add(plan, KVP_STEP_RESTORE);
+        add(plan, KVP_STEP_STATE);
+        add(plan, KVP_STEP_REGISTER);
+        add(plan, KVP_STEP_AWAKE);
+        add(plan, KVP_STEP_NAME);
+    }
+    if (missing == plan->nrestore && (fsm->stopped_by & ~plan->lift) == 0) {
+        add(plan, KVP_STEP_RUN);
+    }
+}
+
 static void plan_reset(const struct kvp_ask *ask, const struct kvp_situation *now,
                        struct kvp_plan *plan)
 {
@@ -387,6 +420,9 @@ void kvp_plan_make(const struct kvp_ask *ask, const struct kvp_situation *now,
         }
         add(plan_p, KVP_STEP_RESET_SOFT);
         add(plan_p, KVP_STEP_NAME);
+        break;
+    case KVP_OP_TAKE_BACK:
+        plan_take_back(ask, now, plan_p);
         break;
     case KVP_OP_RELAY:
         add(plan_p, KVP_STEP_RELAY);

@@ -91,9 +91,18 @@ struct kvp_plan {
     char tags_ignored[KVB_TAGS_MAX][KVB_NAME_MAX];
 };
 
+/* What the last operation that stopped an instance found there, and did: to take it back. */
+struct kvp_found {
+    uint64_t id;  /* of the operation; 0: none */
+    bool touched; /* another request was told that it is so, or has changed it since */
+    unsigned stop;
+    struct kvp_fsm before;
+};
+
 /* What an instance is when the plan is made. */
 struct kvp_situation {
     const struct kvp_fsm *fsm;
+    const struct kvp_found *found;
     bool opted_out;    /* asleep without having left */
     bool idle;         /* by the last report: nothing runs, waits or loads */
     bool store;        /* one is configured */

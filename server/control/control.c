@@ -37,6 +37,7 @@ void kvp_control_reply_error(struct kvp_control *control, struct kvp_request *re
 void kvp_pending_free(struct kvp_pending *pending)
 {
     kvb_list_remove(&pending->link);
+    kvb_list_remove(&pending->wait_link);
     kvb_sched_timer_clear(pending->control->config.sched, &pending->timer);
     free(pending->body);
     free(pending);
@@ -51,6 +52,7 @@ struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_r
         pending->action = &actions[request->route->id];
         pending->params = request->params;
         kvb_timer_init(&pending->timer, NULL);
+        kvb_list_init(&pending->wait_link);
         kvb_list_push_back(&control->pendings, &pending->link);
     }
     return pending;
@@ -254,17 +256,19 @@ void kvp_control_start(struct kvp_control *control, struct kvp_request *request)
     pending->body = request->body;
     pending->until_ns = kvb_deadline_in_ms(control->config.clock, request->params.timeout);
     request->body = NULL;
-    if (strcmp(request->instance, KVP_EVERY_INSTANCE) == 0) {
-        kvp_fan_start(pending);
-        return;
+    bool every = strcmp(request->instance, KVP_EVERY_INSTANCE) == 0;
+    kvb_status_t status = KVB_OK;
+    if (every) {
+        operation_id = kvp_fan_start(pending); /* 0: pending has gone, too */
+    } else {
+        status = ask_fleet(pending, &operation_id);
     }
-    kvb_status_t status = ask_fleet(pending, &operation_id);
     if (status != KVB_OK) {
         kvp_pending_free(pending);
         kvp_control_reply_error(control, request, status, NULL, "out of memory; try again");
         return;
     }
-    if (request->respond_async && operation_id != 0) {
+    if (operation_id != 0 && request->respond_async) {
         started(pending, operation_id);
     }
 }
@@ -423,6 +427,7 @@ kvb_status_t kvp_control_create(const struct kvp_control_config *config,
     control->config = *config;
     kvb_list_init(&control->pendings);
     kvb_list_init(&control->questions);
+    kvb_list_init(&control->fans);
     kvp_inbox_init(&control->inbox, config->queue_max, config->wake, config->wake_ctx);
     *control_p = control;
     return KVB_OK;
@@ -479,6 +484,7 @@ void kvp_control_destroy(struct kvp_control *control)
     if (control != NULL) {
         kvp_control_close(control); /* already done, unless the daemon never started */
         kvb_assert(kvb_list_empty(&control->pendings) && kvp_control_quiet(control));
+        kvp_fan_destroy_ended(control);
         kvp_inbox_cleanup(&control->inbox);
         free(control);
     }

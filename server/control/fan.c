@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One request for every instance (?instance=*): the operation runs on all of them at once, and the
- * answer has what became of each.
+ * One request for every instance (?instance=*): an operation of its own, made of one of each
+ * instance, which run at once. It is listed, waited for and canceled as any other, and tells what
+ * became of each. Who asks for the same while it runs shares its answer.
  *
  * A pause, a sleep and a release are done on all or on none, unless all_or_nothing=false: if one
- * fails, those that did it are brought back. What cannot be brought back is done last: a sleep of
- * level 2 is one of level 1 first, everywhere, which can be undone, and deepened only when all
- * sleep. Any other operation is done wherever it can be.
- *
- * To bring one back is to lift what was asked for here, never what was so before, or what another
- * has asked for: where the one cannot be told from the other it stays, and the answer says so.
+ * fails, what the others did is taken back, by the id of the operation that did it (TAKE_BACK): so
+ * nothing is lifted that was so before, and what another request was told meanwhile stays true:
+ * then it stays, and the answer says so. What cannot be taken back is done last: a sleep of level 2
+ * is one of level 1 first, everywhere, and deepened only when all sleep.
  */
 #include "control/internal.h"
 #include "http/errors.h"
@@ -19,123 +18,272 @@
 #include <string.h>
 
 struct entry {
-    struct fan *fan;
+    struct kvp_fan *fan;
     char instance[KVB_NAME_MAX];
+    uint64_t operation; /* that runs, or ran last */
+    uint64_t did;       /* that changed something in the first phase; 0: none */
+    bool running;
     bool ok;
-    bool changed;      /* it did something in the first phase, which can be undone */
-    const char *stays; /* NULL, or why that is not undone */
-    bool paused;       /* before */
-    bool partly;       /* before, of its memory only these were resident */
-    uint32_t ntags;
-    char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
     json_t *answer; /* of the last phase; NULL: none yet, or no memory */
 };
 
-struct fan {
-    struct kvp_pending *pending;
+struct kvp_fan {
+    struct kvb_list link; /* control.fans */
+    struct kvp_control *control;
+    struct kvb_list askers;      /* pendings that want its answer; the first is that of its ask */
+    struct kvb_list watchers;    /* pendings that want its end */
+    struct kvp_pending *pending; /* the first asker, to the end: the ask's body is its */
     enum { FAN_FIRST, FAN_DEEPER, FAN_UNDO } phase;
     bool all; /* or nothing */
     uint32_t n, left;
-    kvb_status_t status; /* the first failure */
-    char message[512];
+    struct kvp_operation_record record; /* status and message: the first failure's */
+    char message[KVB_NAME_MAX + 640];   /* the same, whole */
     struct entry entries[];
 };
 
 static void on_done(void *arg, const struct kvp_outcome *outcome);
 
-/* The operation that undoes one; false: there is none. */
-static bool undo_of(const struct kvp_ask *ask, struct kvp_ask *undo)
+/* What others can take back: it only stops, and gives up what comes back whole. */
+static bool can_take_back(enum kvp_operation operation)
 {
-    *undo = (struct kvp_ask){.keep_pause = true};
-    switch (ask->operation) {
-    case KVP_OP_PAUSE:
-        undo->operation = KVP_OP_RESUME;
-        return true;
-    case KVP_OP_SLEEP:
-    case KVP_OP_RELEASE_KV:
-    case KVP_OP_RELEASE:
-        undo->operation = KVP_OP_WAKE;
-        return true;
-    default:
-        return false;
-    }
+    return operation == KVP_OP_PAUSE || operation == KVP_OP_SLEEP ||
+           operation == KVP_OP_RELEASE_KV || operation == KVP_OP_RELEASE;
 }
 
-static void reply(struct fan *fan)
+/* ---- what is told of it ---- */
+
+static struct kvp_pending *first_of(struct kvb_list *waiting)
 {
-    struct kvp_pending *pending = fan->pending;
+    struct kvb_list *link = kvb_list_first(waiting);
+    return link == NULL ? NULL : kvb_container_of(link, struct kvp_pending, wait_link);
+}
+
+static json_t *entries_json(const struct kvp_fan *fan)
+{
     json_t *instances = json_object();
-    unsigned http_status = 200;
-    json_t *body;
 
     for (uint32_t i = 0; i < fan->n; i++) {
-        (void)json_object_set(instances, fan->entries[i].instance, fan->entries[i].answer);
+        const struct entry *entry = &fan->entries[i];
+        json_t *answer = entry->answer != NULL
+                             ? json_deep_copy(entry->answer) /* another thread's, soon */
+                             : json_pack("{s:s}", "status", entry->running ? "running" : "unknown");
+        (void)json_object_set_new(instances, entry->instance, answer);
     }
-    bool failed = fan->status != KVB_OK;
-    if (failed && fan->all) {
-        http_status = kvp_error_http(fan->status);
-        body = kvp_error_body(http_status, NULL, fan->message);
-    } else {
-        body = json_object();
+    return instances;
+}
+
+/* Which of those that run has the most left to do; NULL: none runs. */
+static const struct entry *slowest(const struct kvp_fan *fan, struct kvp_operation_record *all_p)
+{
+    const struct entry *slow = NULL;
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < fan->n; i++) {
+        const struct entry *entry = &fan->entries[i];
+        struct kvp_operation_record one;
+        if (!entry->running ||
+            !kvp_fleet_operation(fan->control->config.fleet, entry->operation, &one)) {
+            continue;
+        }
+        uint64_t left = one.drain.bytes_left + one.drain.queued + one.drain.running;
+        all_p->drain.queued += one.drain.queued;
+        all_p->drain.running += one.drain.running;
+        all_p->drain.bytes_left += one.drain.bytes_left;
+        if (slow == NULL || left > most) {
+            slow = entry;
+            most = left;
+            memcpy(all_p->step, one.step, sizeof all_p->step);
+            all_p->deadline_ns = one.deadline_ns;
+        }
     }
-    (void)json_object_set_new(body, "success", json_boolean(!failed));
-    (void)json_object_set_new(body, "instances", instances);
-    if (pending->request != NULL) {
-        kvp_control_reply(pending->control, pending->request, http_status, body,
-                          failed && fan->all ? kvp_error_retry_s(fan->status) : 0);
-    } else {
-        json_decref(body);
+    return slow;
+}
+
+json_t *kvp_fan_json(const struct kvp_fan *fan)
+{
+    static const char *const phases[] = {
+        [FAN_FIRST] = "doing", [FAN_DEEPER] = "deepening", [FAN_UNDO] = "taking_back"};
+    struct kvp_operation_record record = fan->record;
+    const struct entry *slow = fan->record.finished ? NULL : slowest(fan, &record);
+    json_t *json = kvp_operation_json(fan->control, &record);
+
+    (void)json_object_set_new(json, "instances_done", json_integer(fan->n - fan->left));
+    (void)json_object_set_new(json, "instances_all", json_integer(fan->n));
+    if (!fan->record.finished) {
+        kvp_json_set_text(json, "phase", phases[fan->phase]);
+        kvp_json_set_text(json, "slowest", slow != NULL ? slow->instance : NULL);
+    }
+    (void)json_object_set_new(json, "instances", entries_json(fan));
+    return json;
+}
+
+void kvp_fan_each(const struct kvp_control *control,
+                  void (*each)(void *arg, uint64_t id, const struct kvp_fan *fan), void *arg)
+{
+    kvb_list_each(&control->fans, link)
+    {
+        const struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
+        each(arg, fan->record.id, fan);
     }
 }
 
-static void end(struct fan *fan)
+struct kvp_fan *kvp_fan_find(struct kvp_control *control, uint64_t id)
 {
-    reply(fan);
+    kvb_list_each(&control->fans, link)
+    {
+        struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
+        if (fan->record.id == id) {
+            return fan;
+        }
+    }
+    return NULL;
+}
+
+bool kvp_fan_await(struct kvp_fan *fan, struct kvp_pending *pending,
+                   void (*on_end)(struct kvp_pending *pending))
+{
+    if (!fan->record.finished) {
+        pending->on_end = on_end;
+        kvb_list_push_back(&fan->watchers, &pending->wait_link);
+    }
+    return !fan->record.finished;
+}
+
+/* ---- its end ---- */
+
+/* Done on some is 207, whatever the others failed of; but a reset says so in its body alone. */
+static unsigned http_of(const struct kvp_fan *fan)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < fan->n; i++) {
+        any = any || fan->entries[i].ok;
+    }
+    if (fan->record.status == KVB_OK ||
+        (fan->pending->action->success == NULL && !fan->pending->params.strict)) {
+        return 200;
+    }
+    return any && !fan->all ? 207 : kvp_error_http(fan->record.status);
+}
+
+static json_t *answer_of(const struct kvp_fan *fan, unsigned http_status)
+{
+    bool failed = fan->record.status != KVB_OK;
+    json_t *body =
+        http_status >= 400 ? kvp_error_body(http_status, NULL, fan->message) : json_object();
+
+    (void)json_object_set_new(body, "success", json_boolean(!failed));
+    kvp_json_set_text(body, "message", failed ? fan->message : fan->pending->action->text);
+    kvp_json_set_u64(body, "operation_id", fan->record.id);
+    (void)json_object_set_new(body, "instances", entries_json(fan));
+    return body;
+}
+
+static void fan_free(struct kvp_fan *fan)
+{
     for (uint32_t i = 0; i < fan->n; i++) {
         json_decref(fan->entries[i].answer);
     }
-    kvp_pending_free(fan->pending);
+    fan->control->nfans--;
+    kvb_list_remove(&fan->link);
     free(fan);
 }
 
-static void note_failure(struct fan *fan, const struct entry *entry, kvb_status_t status,
+/* Ended ones are told of for a while, but for what engines answered, which may be long. */
+static void keep(struct kvp_fan *fan)
+{
+    struct kvp_control *control = fan->control;
+
+    for (uint32_t i = 0; i < fan->n; i++) {
+        (void)json_object_del(fan->entries[i].answer, "result");
+        (void)json_object_del(fan->entries[i].answer, "results");
+    }
+    kvb_list_each(&control->fans, link)
+    {
+        struct kvp_fan *old = kvb_container_of(link, struct kvp_fan, link);
+        if (control->nfans > KVP_FANS_KEPT && old->record.finished && old != fan) {
+            fan_free(old);
+        }
+    }
+}
+
+static void end(struct kvp_fan *fan)
+{
+    struct kvp_control *control = fan->control;
+    unsigned http_status = http_of(fan);
+    bool error = http_status >= 400;
+    json_t *body = answer_of(fan, http_status);
+    struct kvp_pending *waits;
+
+    fan->record.finished = true;
+    fan->record.finished_ns = kvb_now_ns(control->config.clock);
+    while ((waits = first_of(&fan->askers)) != NULL) {
+        if (waits->request != NULL) {
+            kvp_control_reply(control, waits->request, http_status, json_deep_copy(body),
+                              error ? kvp_error_retry_s(fan->record.status) : 0);
+        }
+        kvp_pending_free(waits);
+    }
+    fan->pending = NULL;
+    json_decref(body);
+    keep(fan);
+    while ((waits = first_of(&fan->watchers)) != NULL) {
+        waits->on_end(waits);
+    }
+}
+
+void kvp_fan_destroy_ended(struct kvp_control *control)
+{
+    kvb_list_each(&control->fans, link)
+    {
+        struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
+        if (fan->record.finished) {
+            fan_free(fan);
+        }
+    }
+}
+
+/* ---- its way ---- */
+
+static void note_failure(struct kvp_fan *fan, const char *who, kvb_status_t status,
                          const char *message)
 {
-    if (fan->status == KVB_OK) {
-        fan->status = status;
-        snprintf(fan->message, sizeof fan->message, "%s: %s", entry->instance, message);
+    if (fan->record.status == KVB_OK) {
+        fan->record.status = status;
+        snprintf(fan->message, sizeof fan->message, "%s: %s", who, message);
+        snprintf(fan->record.message, sizeof fan->record.message, "%.255s", fan->message);
     }
 }
 
 static void take(struct entry *entry, kvb_status_t status, json_t *answer, const char *message)
 {
-    struct fan *fan = entry->fan;
+    struct kvp_fan *fan = entry->fan;
 
-    entry->ok = status == KVB_OK;
     if (fan->phase == FAN_UNDO) { /* what it did is told, and that it was undone, or not */
-        (void)json_object_set_new(entry->answer, "undone", json_boolean(entry->ok));
-        if (!entry->ok) {
+        (void)json_object_set_new(entry->answer, "undone", json_boolean(status == KVB_OK));
+        if (status != KVB_OK) {
             kvp_json_set_text(entry->answer, "undo_failed", message);
         }
         json_decref(answer);
         return;
     }
+    entry->ok = status == KVB_OK;
     json_decref(entry->answer);
     entry->answer = answer;
     if (!entry->ok) {
-        note_failure(fan, entry, status, message);
+        note_failure(fan, entry->instance, status, message);
     }
 }
 
 static void ask_entry(struct entry *entry, const struct kvp_ask *ask)
 {
-    struct fan *fan = entry->fan;
-    struct kvp_pending *pending = fan->pending;
-    kvb_status_t status = kvp_fleet_request(
-        pending->control->config.fleet, entry->instance, ask,
-        pending->request != NULL ? pending->request->request_id : "", on_done, entry, NULL);
+    struct kvp_fan *fan = entry->fan;
+    kvb_status_t status =
+        kvp_fleet_request(fan->control->config.fleet, entry->instance, ask, fan->record.request_id,
+                          on_done, entry, &entry->operation);
 
     if (status == KVB_OK) {
+        entry->running = true;
         fan->left++;
     } else {
         take(entry, status, kvp_error_body(503, NULL, "out of memory; try again"),
@@ -143,70 +291,14 @@ static void ask_entry(struct entry *entry, const struct kvp_ask *ask)
     }
 }
 
-/* As it is before anything is asked of it. */
-static void look(struct entry *entry, const struct kvp_view *view)
-{
-    enum kvp_operation operation = entry->fan->pending->ask.operation;
-    bool pause = operation == KVP_OP_PAUSE;
-
-    entry->paused = (view->stopped_by & KVP_STOPPED_BY_PAUSE) != 0;
-    if (view->operation_id != 0 && view->operation == operation) {
-        entry->stays = "another request asked for the same";
-    } else if (pause ? !entry->paused && view->scheduler != KVP_SCHEDULER_RUNNING
-                     : (view->stopped_by & KVP_STOPPED_BY_SLEEP0) != 0) {
-        entry->stays = "it was stopped before, too, and that would be lifted with it";
-    }
-    for (uint32_t i = 0; i < view->ntags; i++) {
-        if (view->tags[i].residency == KVB_RESIDENT) {
-            memcpy(entry->tags[entry->ntags++], view->tags[i].tag, KVB_NAME_MAX);
-        }
-    }
-    entry->partly = entry->ntags < view->ntags;
-}
-
-/* False: it is left as it is, and told if that is not as it was. */
-static bool may_undo(struct entry *entry, const struct kvp_ask *undo)
-{
-    struct kvp_fleet *fleet = entry->fan->pending->control->config.fleet;
-    bool resume = undo->operation == KVP_OP_RESUME;
-    struct kvp_view view;
-
-    if (resume && entry->paused) {
-        return false;
-    }
-    if (resume && kvp_fleet_view(fleet, entry->instance, &view) && view.weight_change_running) {
-        entry->stays = "a weight change is running, which would be ended with it";
-    }
-    if (entry->stays != NULL) {
-        (void)json_object_set_new(entry->answer, "undone", json_false());
-        kvp_json_set_text(entry->answer, "undo_failed", entry->stays);
-    }
-    return entry->stays == NULL;
-}
-
-static void undo_entry(struct entry *entry, const struct kvp_ask *undo)
-{
-    struct kvp_ask ask = *undo;
-
-    if (ask.operation == KVP_OP_WAKE && entry->partly) {
-        ask.tags_given = true;
-        ask.ntags = entry->ntags;
-        memcpy(ask.tags, entry->tags, sizeof ask.tags);
-    }
-    if (may_undo(entry, undo)) {
-        ask_entry(entry, &ask);
-    }
-}
-
 /* Asks those that did it; ends if there is nobody. */
-static void go_on(struct fan *fan, const struct kvp_ask *ask)
+static void go_on(struct kvp_fan *fan, struct kvp_ask ask)
 {
     for (uint32_t i = 0; i < fan->n; i++) {
         struct entry *entry = &fan->entries[i];
-        if (fan->phase == FAN_UNDO && entry->ok && entry->changed) {
-            undo_entry(entry, ask);
-        } else if (fan->phase != FAN_UNDO && entry->ok) {
-            ask_entry(entry, ask);
+        ask.take_back = fan->phase == FAN_UNDO ? entry->did : 0;
+        if (entry->ok && (fan->phase != FAN_UNDO || entry->did != 0)) {
+            ask_entry(entry, &ask);
         }
     }
     if (fan->left == 0) {
@@ -214,24 +306,22 @@ static void go_on(struct fan *fan, const struct kvp_ask *ask)
     }
 }
 
-static void next_phase(struct fan *fan)
+static void next_phase(struct kvp_fan *fan)
 {
     const struct kvp_ask *ask = &fan->pending->ask;
-    struct kvp_ask undo;
 
-    if (fan->phase != FAN_FIRST || fan->pending->control->closing) {
+    if (fan->phase != FAN_FIRST || fan->control->closing || !fan->all) {
         end(fan);
-    } else if (fan->status != KVB_OK) {
-        bool can = fan->all && undo_of(ask, &undo);
+    } else if (fan->record.status != KVB_OK) {
         fan->phase = FAN_UNDO;
-        if (can) {
-            go_on(fan, &undo);
+        if (can_take_back(ask->operation)) {
+            go_on(fan, (struct kvp_ask){.operation = KVP_OP_TAKE_BACK});
         } else {
             end(fan);
         }
-    } else if (fan->all && ask->operation == KVP_OP_SLEEP && ask->level == 2) {
+    } else if (ask->operation == KVP_OP_SLEEP && ask->level == 2) {
         fan->phase = FAN_DEEPER;
-        go_on(fan, ask);
+        go_on(fan, *ask);
     } else {
         end(fan);
     }
@@ -240,7 +330,7 @@ static void next_phase(struct fan *fan)
 static void on_done(void *arg, const struct kvp_outcome *outcome)
 {
     struct entry *entry = arg;
-    struct fan *fan = entry->fan;
+    struct kvp_fan *fan = entry->fan;
     const struct kvp_pending *pending = fan->pending;
     const struct kvp_action *action = pending->action;
     kvb_status_t status = outcome->status;
@@ -254,8 +344,9 @@ static void on_done(void *arg, const struct kvp_outcome *outcome)
         answer = status == KVB_OK ? action->success(pending, outcome)
                                   : kvp_failure_body(pending, outcome);
     }
-    if (fan->phase == FAN_FIRST) {
-        entry->changed = !outcome->nothing_to_do;
+    entry->running = false;
+    if (fan->phase == FAN_FIRST && status == KVB_OK && !outcome->nothing_to_do) {
+        entry->did = outcome->operation_id;
     }
     take(entry, status, answer, kvp_outcome_message(outcome));
     if (--fan->left == 0) {
@@ -263,48 +354,115 @@ static void on_done(void *arg, const struct kvp_outcome *outcome)
     }
 }
 
+kvb_status_t kvp_fan_cancel(struct kvp_fan *fan)
+{
+    struct kvp_fleet *fleet = fan->control->config.fleet;
+    bool some = fan->all; /* also what has ended is taken back */
+
+    if (fan->record.finished) {
+        return KVB_ERR_NOT_FOUND;
+    }
+    if (fan->phase != FAN_FIRST || !can_take_back(fan->record.operation)) {
+        return KVB_ERR_BAD_STATE;
+    }
+    for (uint32_t i = 0; i < fan->n; i++) {
+        const struct entry *entry = &fan->entries[i];
+        some = (entry->running && kvp_fleet_cancel(fleet, entry->operation) == KVB_OK) || some;
+    }
+    if (some) {
+        note_failure(fan, KVP_EVERY_INSTANCE, KVB_ERR_CANCELED,
+                     "canceled by a request to cancel it");
+    }
+    return some ? KVB_OK : KVB_ERR_BAD_STATE;
+}
+
+/* ---- its beginning ---- */
+
 static void add_entry(void *arg, const struct kvp_view *view)
 {
-    struct fan *fan = arg;
+    struct kvp_fan *fan = arg;
     struct entry *entry = &fan->entries[fan->n++];
 
     entry->fan = fan;
     snprintf(entry->instance, sizeof entry->instance, "%s", view->instance);
-    look(entry, view);
-    if (view->attached) {
-        entry->ok = true;
-        return;
+    entry->ok = view->attached;
+    if (!view->attached) {
+        entry->answer = kvp_error_body(409, NULL, "not attached");
+        note_failure(fan, entry->instance, KVB_ERR_BAD_STATE, "not attached");
     }
-    entry->answer = kvp_error_body(409, NULL, "not attached");
-    note_failure(fan, entry, KVB_ERR_BAD_STATE, "not attached");
 }
 
-void kvp_fan_start(struct kvp_pending *pending)
+/* One that runs, and that a request for the same may share. */
+static struct kvp_fan *find_same(struct kvp_control *control, const struct kvp_pending *pending,
+                                 bool all)
+{
+    kvb_list_each(&control->fans, link)
+    {
+        struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
+        if (!fan->record.finished && fan->phase == FAN_FIRST && fan->record.status == KVB_OK &&
+            can_take_back(fan->record.operation) && fan->all == all &&
+            fan->pending->action == pending->action &&
+            kvp_ask_equal(&fan->pending->ask, &pending->ask)) {
+            return fan;
+        }
+    }
+    return NULL;
+}
+
+static struct kvp_fan *fan_create(struct kvp_control *control, struct kvp_pending *pending,
+                                  uint32_t n, bool all)
+{
+    struct kvp_fan *fan = calloc(1, sizeof *fan + n * sizeof fan->entries[0]);
+
+    if (fan != NULL) {
+        fan->control = control;
+        fan->pending = pending;
+        fan->all = all;
+        kvb_list_init(&fan->askers);
+        kvb_list_init(&fan->watchers);
+        fan->record.id = kvp_fleet_take_id(control->config.fleet);
+        fan->record.operation = pending->ask.operation;
+        fan->record.started_ns = kvb_now_ns(control->config.clock);
+        snprintf(fan->record.instance, sizeof fan->record.instance, KVP_EVERY_INSTANCE);
+        snprintf(fan->record.request_id, sizeof fan->record.request_id, "%s",
+                 pending->request->request_id);
+        kvb_list_push_back(&control->fans, &fan->link);
+        control->nfans++;
+    }
+    return fan;
+}
+
+uint64_t kvp_fan_start(struct kvp_pending *pending)
 {
     struct kvp_control *control = pending->control;
     const struct kvp_params *params = &pending->params;
     uint32_t n = kvp_fleet_count(control->config.fleet);
-    struct kvp_ask undo;
-    bool can = undo_of(&pending->ask, &undo);
-    struct fan *fan = n == 0 ? NULL : calloc(1, sizeof *fan + n * sizeof fan->entries[0]);
+    bool can = can_take_back(pending->ask.operation);
+    bool all = kvp_given(params, KVP_PARAM_all_or_nothing) ? params->all_or_nothing : can;
+    struct kvp_ask first = pending->ask;
+    struct kvp_fan *fan = find_same(control, pending, all);
 
+    if (fan != NULL) {
+        kvb_list_push_back(&fan->askers, &pending->wait_link);
+        return fan->record.id;
+    }
+    fan = n == 0 ? NULL : fan_create(control, pending, n, all);
     if (fan == NULL) {
         kvp_control_reply_error(control, pending->request,
                                 n == 0 ? KVB_ERR_BAD_STATE : KVB_ERR_NO_MEMORY, NULL,
                                 n == 0 ? "no engine has attached yet" : "out of memory; try again");
         kvp_pending_free(pending);
-        return;
+        return 0;
     }
-    fan->pending = pending;
-    fan->all = kvp_given(params, KVP_PARAM_all_or_nothing) ? params->all_or_nothing : can;
+    kvb_list_push_back(&fan->askers, &pending->wait_link);
     kvp_fleet_each(control->config.fleet, add_entry, fan);
-    if (fan->all && fan->status != KVB_OK) { /* nothing has begun */
+    if (all && fan->record.status != KVB_OK) { /* nothing has begun */
         end(fan);
-        return;
+        return 0;
     }
-    struct kvp_ask first = pending->ask;
-    if (fan->all && first.operation == KVP_OP_SLEEP && first.level == 2) {
+    if (all && first.operation == KVP_OP_SLEEP && first.level == 2) {
         first.level = 1;
     }
-    go_on(fan, &first);
+    go_on(fan, first);
+    return fan->record.finished ? 0 : fan->record.id;
 }

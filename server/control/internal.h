@@ -16,23 +16,27 @@ struct kvp_control {
     struct kvp_inbox inbox;
     struct kvb_list pendings;  /* loop thread */
     struct kvb_list questions; /* loop thread: of objects */
+    struct kvb_list fans;      /* loop thread: operations of all instances, the newest last */
+    uint32_t nfans;
     bool closing;
 };
 
 /* A request whose answer comes later. */
 struct kvp_pending {
     struct kvb_list link;
-    struct kvb_timer timer; /* a flush that is tried again; who has waited long enough */
-    uint64_t until_ns;      /* the last time that it is */
+    struct kvb_list wait_link; /* of a fan that it waits for */
+    struct kvb_timer timer;    /* a flush that is tried again; who has waited long enough */
+    uint64_t until_ns;         /* the last time that it is */
     struct kvp_control *control;
     struct kvp_request *request; /* NULL: replied already, or closed */
     const struct kvp_action *action;
     struct kvp_params params;
     struct kvp_ask ask;
-    char *body;                         /* taken: relayed until the operation ends */
-    struct kvs_coord_request coord;     /* tenant reset */
-    struct kvp_cluster_tenants figures; /* of tenants */
-    char tenant[KVB_NAME_MAX];          /* "": all of them */
+    char *body;                                  /* taken: relayed until the operation ends */
+    struct kvs_coord_request coord;              /* tenant reset */
+    struct kvp_cluster_tenants figures;          /* of tenants */
+    char tenant[KVB_NAME_MAX];                   /* "": all of them */
+    void (*on_end)(struct kvp_pending *pending); /* of the fan that it waits for */
 };
 
 struct kvp_action {
@@ -70,8 +74,26 @@ void kvp_pending_free(struct kvp_pending *pending);
 
 /* ---- fan.c ---- */
 
-/* Takes pending, filled: what it asks is asked of every instance. */
-void kvp_fan_start(struct kvp_pending *pending);
+struct kvp_fan;
+#define KVP_FANS_KEPT 32 /* how many that have ended are told of */
+
+/* Takes pending, filled: what it asks is asked of every instance, as one operation, whose id is
+ * returned. 0: it has ended already. */
+uint64_t kvp_fan_start(struct kvp_pending *pending);
+/* NULL: there is none of that id. */
+struct kvp_fan *kvp_fan_find(struct kvp_control *control, uint64_t id);
+/* As it is now: as any operation, and what became of each instance. */
+json_t *kvp_fan_json(const struct kvp_fan *fan);
+/* Those that run, and the last that have ended. */
+void kvp_fan_each(const struct kvp_control *control,
+                  void (*each)(void *arg, uint64_t id, const struct kvp_fan *fan), void *arg);
+/* on_end(pending) when it has ended; pending waits no longer when it is freed. False: it has. */
+bool kvp_fan_await(struct kvp_fan *fan, struct kvp_pending *pending,
+                   void (*on_end)(struct kvp_pending *pending));
+/* As kvp_fleet_cancel(); those that did it are brought back, unless all_or_nothing=false. */
+kvb_status_t kvp_fan_cancel(struct kvp_fan *fan);
+/* Those that have ended; the others end with their instances. */
+void kvp_fan_destroy_ended(struct kvp_control *control);
 
 /* ---- asks.c: NULL, or what is wrong, then *param_p says what it is about ---- */
 
@@ -130,6 +152,9 @@ void kvp_read_instances(struct kvp_control *control, struct kvp_request *request
 void kvp_read_instance(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_regions(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_queues(struct kvp_control *control, struct kvp_request *request);
+/* Of a record; a new object. */
+json_t *kvp_operation_json(const struct kvp_control *control,
+                           const struct kvp_operation_record *record);
 void kvp_read_operations(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_operation(struct kvp_control *control, struct kvp_request *request);
 void kvp_cancel_operation(struct kvp_control *control, struct kvp_request *request);

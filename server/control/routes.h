@@ -34,13 +34,13 @@
     X(POST, "/collective_rpc",                  collective_rpc,              ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
     X(GET,  "/get_world_size",                  get_world_size,              READ,  CONTROL, SMALL, INSTANCE) \
     /* vLLM, beside those above */ \
-    X(POST, "/start_draft_weight_update",       start_draft_weight_update,   ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
-    X(POST, "/weight_checker",                  weight_checker,              ADMIN, CONTROL, RELAY, INSTANCE) \
+    X(POST, "/start_draft_weight_update",       start_draft_weight_update,   ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
+    X(POST, "/weight_checker",                  weight_checker,              ADMIN, CONTROL, RELAY, FLEET) \
     X(POST, "/abort_requests",                  abort_requests,              ADMIN, CONTROL, SMALL, FLEET) \
     X(POST, "/reset_mm_cache",                  reset_mm_cache,              ADMIN, CONTROL, SMALL, FLEET) \
     X(POST, "/reset_encoder_cache",             reset_encoder_cache,         ADMIN, CONTROL, SMALL, FLEET) \
-    X(POST, "/v1/load_lora_adapter",            load_lora_adapter,           ADMIN, CONTROL, SMALL, INSTANCE) \
-    X(POST, "/v1/unload_lora_adapter",          unload_lora_adapter,         ADMIN, CONTROL, SMALL, INSTANCE) \
+    X(POST, "/v1/load_lora_adapter",            load_lora_adapter,           ADMIN, CONTROL, SMALL, FLEET) \
+    X(POST, "/v1/unload_lora_adapter",          unload_lora_adapter,         ADMIN, CONTROL, SMALL, FLEET) \
     X(GET,  "/v1/models",                       list_models,                 READ,  PROBE,   SMALL, 0) \
     X(GET,  "/server_info",                     server_info,                 READ,  CONTROL, SMALL, INSTANCE) \
     X(GET,  "/load",                            load,                        READ,  CONTROL, SMALL, INSTANCE) \
@@ -48,22 +48,22 @@
     X(GET,  "/ready",                           ready,                       READ,  PROBE,   SMALL, 0) \
     X(GET,  "/health/ready",                    health_ready,                READ,  PROBE,   SMALL, 0) \
     /* SGLang, and what drives it */ \
-    X(POST, "/release_memory_occupation",       release_memory_occupation,   ADMIN, CONTROL, SMALL, INSTANCE | P(tags) | P(reset_external)) \
-    X(GET,  "/release_memory_occupation",       get_release_memory,          ADMIN, CONTROL, SMALL, INSTANCE | P(tags) | P(reset_external)) \
-    X(POST, "/resume_memory_occupation",        resume_memory_occupation,    ADMIN, CONTROL, SMALL, INSTANCE | P(tags) | P(weight_version)) \
-    X(GET,  "/resume_memory_occupation",        get_resume_memory,           ADMIN, CONTROL, SMALL, INSTANCE | P(tags) | P(weight_version)) \
+    X(POST, "/release_memory_occupation",       release_memory_occupation,   ADMIN, CONTROL, SMALL, FLEET | P(tags) | P(reset_external)) \
+    X(GET,  "/release_memory_occupation",       get_release_memory,          ADMIN, CONTROL, SMALL, FLEET | P(tags) | P(reset_external)) \
+    X(POST, "/resume_memory_occupation",        resume_memory_occupation,    ADMIN, CONTROL, SMALL, FLEET | P(tags) | P(weight_version)) \
+    X(GET,  "/resume_memory_occupation",        get_resume_memory,           ADMIN, CONTROL, SMALL, FLEET | P(tags) | P(weight_version)) \
     X(POST, "/flush_cache",                     flush_cache,                 ADMIN, CONTROL, SMALL, INSTANCE | P(timeout)) \
     X(GET,  "/flush_cache",                     get_flush_cache,             ADMIN, CONTROL, SMALL, INSTANCE | P(timeout)) \
-    X(POST, "/pause_generation",                pause_generation,            ADMIN, CONTROL, SMALL, INSTANCE | P(mode) | P(clear_cache)) \
-    X(POST, "/continue_generation",             continue_generation,         ADMIN, CONTROL, SMALL, INSTANCE) \
-    X(POST, "/abort_request",                   abort_request,               ADMIN, CONTROL, SMALL, INSTANCE) \
+    X(POST, "/pause_generation",                pause_generation,            ADMIN, CONTROL, SMALL, FLEET | P(mode) | P(clear_cache)) \
+    X(POST, "/continue_generation",             continue_generation,         ADMIN, CONTROL, SMALL, FLEET) \
+    X(POST, "/abort_request",                   abort_request,               ADMIN, CONTROL, SMALL, FLEET) \
     X(POST, "/init_weights_update_group",       init_weights_update_group,   ADMIN, CONTROL, RELAY, INSTANCE) \
     X(POST, "/destroy_weights_update_group",    destroy_weights_update_group, ADMIN, CONTROL, SMALL, INSTANCE) \
-    X(POST, "/update_weights_from_disk",        update_weights_from_disk,    ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
+    X(POST, "/update_weights_from_disk",        update_weights_from_disk,    ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
     X(POST, "/update_weights_from_tensor",      update_weights_from_tensor,  ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
-    X(POST, "/update_weights_from_distributed", update_weights_from_distributed, ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
+    X(POST, "/update_weights_from_distributed", update_weights_from_distributed, ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
     X(POST, "/update_weights_from_ipc",         update_weights_from_ipc,     ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
-    X(POST, "/weights_checker",                 weights_checker,             ADMIN, CONTROL, RELAY, INSTANCE) \
+    X(POST, "/weights_checker",                 weights_checker,             ADMIN, CONTROL, RELAY, FLEET) \
     X(GET,  "/get_server_info",                 get_server_info,             READ,  CONTROL, SMALL, INSTANCE) \
     X(GET,  "/model_info",                      model_info,                  READ,  CONTROL, SMALL, INSTANCE) \
     X(GET,  "/get_model_info",                  get_model_info,              READ,  CONTROL, SMALL, INSTANCE) \
@@ -73,12 +73,12 @@
     X(GET,  "/health_generate",                 health_generate,             READ,  CONTROL, SMALL, INSTANCE) \
     X(GET,  "/health_generate_original",        health_generate_original,    READ,  CONTROL, SMALL, INSTANCE) \
     /* TensorRT-LLM, AReaL, TRL, Dynamo */ \
-    X(POST, "/release_memory",                  release_memory,              ADMIN, CONTROL, SMALL, INSTANCE | P(tags) | P(reset_external)) \
-    X(POST, "/resume_memory",                   resume_memory,               ADMIN, CONTROL, SMALL, INSTANCE | P(tags) | P(weight_version)) \
-    X(POST, "/areal_pause_generation",          areal_pause_generation,      ADMIN, CONTROL, SMALL, INSTANCE | P(mode) | P(clear_cache)) \
-    X(POST, "/areal_continue_generation",       areal_continue_generation,   ADMIN, CONTROL, SMALL, INSTANCE) \
-    X(POST, "/areal_update_weights",            areal_update_weights,        ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
-    X(POST, "/areal_update_weights_xccl",       areal_update_weights_xccl,   ADMIN, CONTROL, RELAY, INSTANCE | P(weight_version)) \
+    X(POST, "/release_memory",                  release_memory,              ADMIN, CONTROL, SMALL, FLEET | P(tags) | P(reset_external)) \
+    X(POST, "/resume_memory",                   resume_memory,               ADMIN, CONTROL, SMALL, FLEET | P(tags) | P(weight_version)) \
+    X(POST, "/areal_pause_generation",          areal_pause_generation,      ADMIN, CONTROL, SMALL, FLEET | P(mode) | P(clear_cache)) \
+    X(POST, "/areal_continue_generation",       areal_continue_generation,   ADMIN, CONTROL, SMALL, FLEET) \
+    X(POST, "/areal_update_weights",            areal_update_weights,        ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
+    X(POST, "/areal_update_weights_xccl",       areal_update_weights_xccl,   ADMIN, CONTROL, RELAY, FLEET | P(weight_version)) \
     X(POST, "/areal_init_weights_update_group", areal_init_weights_update_group, ADMIN, CONTROL, RELAY, INSTANCE) \
     X(POST, "/areal_set_update_weight_meta",    areal_set_update_weight_meta, ADMIN, CONTROL, RELAY, INSTANCE) \
     X(POST, "/init_communicator",               init_communicator,           ADMIN, CONTROL, SMALL, INSTANCE) \

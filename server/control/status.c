@@ -194,8 +194,8 @@ void kvp_read_instance(struct kvp_control *control, struct kvp_request *request)
     }
 }
 
-static json_t *operation_json(const struct kvp_control *control,
-                              const struct kvp_operation_record *record)
+json_t *kvp_operation_json(const struct kvp_control *control,
+                           const struct kvp_operation_record *record)
 {
     const char *status = !record->finished          ? "running"
                          : record->status == KVB_OK ? "succeeded"
@@ -220,13 +220,28 @@ static json_t *operation_json(const struct kvp_control *control,
     return json;
 }
 
+/* Its place on the pages: newest first. False: not on this one. */
+static bool has_place(struct listing *listing, uint64_t id, char key[KVP_PAGE_KEY_MAX])
+{
+    (void)snprintf(key, KVP_PAGE_KEY_MAX, "%020" PRIu64, UINT64_MAX - id);
+    return kvp_page_wants(&listing->page, key);
+}
+
 static void add_operation(void *arg, const struct kvp_operation_record *record)
 {
     struct listing *listing = arg;
     char key[KVP_PAGE_KEY_MAX];
-    (void)snprintf(key, sizeof key, "%020" PRIu64, UINT64_MAX - record->id); /* newest first */
-    if (kvp_page_wants(&listing->page, key)) {
-        kvp_page_add(&listing->page, key, operation_json(listing->control, record));
+    if (has_place(listing, record->id, key)) {
+        kvp_page_add(&listing->page, key, kvp_operation_json(listing->control, record));
+    }
+}
+
+static void add_fan(void *arg, uint64_t id, const struct kvp_fan *fan)
+{
+    struct listing *listing = arg;
+    char key[KVP_PAGE_KEY_MAX];
+    if (has_place(listing, id, key)) {
+        kvp_page_add(&listing->page, key, kvp_fan_json(fan));
     }
 }
 
@@ -235,6 +250,7 @@ void kvp_read_operations(struct kvp_control *control, struct kvp_request *reques
     struct listing listing = {.control = control};
     if (kvp_page_begin(control, request, "operations", &listing.page)) {
         kvp_fleet_each_operation(control->config.fleet, add_operation, &listing);
+        kvp_fan_each(control, add_fan, &listing);
         kvp_control_reply(control, request, 200, kvp_page_end(&listing.page), 0);
     }
 }
@@ -253,14 +269,22 @@ static bool parse_id(const char *text, uint64_t *id_p)
     return true;
 }
 
-static bool find_operation(struct kvp_control *control, struct kvp_request *request,
-                           struct kvp_operation_record *record_p)
-{
+/* What an id in the path names: one of all instances, or one of one. */
+struct named {
     uint64_t id;
+    struct kvp_fan *fan; /* NULL: of one instance, with this record */
+    struct kvp_operation_record record;
+};
 
-    if (parse_id(request->path_arg, &id) &&
-        kvp_fleet_operation(control->config.fleet, id, record_p)) {
-        return true;
+static bool find_operation(struct kvp_control *control, struct kvp_request *request,
+                           struct named *named_p)
+{
+    if (parse_id(request->path_arg, &named_p->id)) {
+        named_p->fan = kvp_fan_find(control, named_p->id);
+        if (named_p->fan != NULL ||
+            kvp_fleet_operation(control->config.fleet, named_p->id, &named_p->record)) {
+            return true;
+        }
     }
     kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.id",
                             "there is no such operation, or it ended too long ago");
@@ -269,22 +293,28 @@ static bool find_operation(struct kvp_control *control, struct kvp_request *requ
 
 static void reply_operation(struct kvp_control *control, struct kvp_request *request)
 {
-    struct kvp_operation_record record;
+    struct named named;
 
-    if (find_operation(control, request, &record)) {
-        kvp_control_reply(control, request, 200, operation_json(control, &record), 0);
+    if (find_operation(control, request, &named)) {
+        kvp_control_reply(control, request, 200,
+                          named.fan != NULL ? kvp_fan_json(named.fan)
+                                            : kvp_operation_json(control, &named.record),
+                          0);
     }
 }
 
-static void on_ended(void *arg, const struct kvp_outcome *outcome)
+static void on_end(struct kvp_pending *pending)
 {
-    struct kvp_pending *pending = arg;
-
-    (void)outcome;
     if (pending->request != NULL) {
         reply_operation(pending->control, pending->request);
     }
     kvp_pending_free(pending);
+}
+
+static void on_ended(void *arg, const struct kvp_outcome *outcome)
+{
+    (void)outcome;
+    on_end(arg);
 }
 
 static void on_waited(struct kvb_timer *timer)
@@ -299,19 +329,22 @@ static void on_waited(struct kvb_timer *timer)
 /* With a timeout: when it has ended, or as it is by then. */
 void kvp_read_operation(struct kvp_control *control, struct kvp_request *request)
 {
-    struct kvp_operation_record record;
+    struct named named;
 
     if (request->params.timeout == 0) {
         reply_operation(control, request);
         return;
     }
-    if (!find_operation(control, request, &record)) {
+    if (!find_operation(control, request, &named)) {
         return;
     }
     struct kvp_pending *pending = kvp_pending_create(control, request);
-    kvb_status_t status =
-        pending == NULL ? KVB_ERR_NO_MEMORY
-                        : kvp_fleet_await(control->config.fleet, record.id, on_ended, pending);
+    kvb_status_t status = KVB_ERR_NO_MEMORY;
+    if (pending != NULL && named.fan != NULL) {
+        status = kvp_fan_await(named.fan, pending, on_end) ? KVB_OK : KVB_ERR_NOT_FOUND;
+    } else if (pending != NULL) {
+        status = kvp_fleet_await(control->config.fleet, named.id, on_ended, pending);
+    }
     if (status == KVB_OK) {
         pending->timer.fn = on_waited;
         kvb_sched_timer_set(control->config.sched, &pending->timer,
@@ -322,7 +355,7 @@ void kvp_read_operation(struct kvp_control *control, struct kvp_request *request
         kvp_pending_free(pending);
     }
     if (status == KVB_ERR_NOT_FOUND) { /* it has ended */
-        kvp_control_reply(control, request, 200, operation_json(control, &record), 0);
+        reply_operation(control, request);
     } else {
         kvp_control_reply_error(control, request, status, NULL, "out of memory; try again");
     }
@@ -330,16 +363,17 @@ void kvp_read_operation(struct kvp_control *control, struct kvp_request *request
 
 void kvp_cancel_operation(struct kvp_control *control, struct kvp_request *request)
 {
-    struct kvp_operation_record record;
+    struct named named;
 
-    if (!find_operation(control, request, &record)) {
+    if (!find_operation(control, request, &named)) {
         return;
     }
-    switch (kvp_fleet_cancel(control->config.fleet, record.id)) {
+    switch (named.fan != NULL ? kvp_fan_cancel(named.fan)
+                              : kvp_fleet_cancel(control->config.fleet, named.id)) {
     case KVB_OK:
         kvp_control_reply(
             control, request, 200,
-            json_pack("{s:s, s:I}", "status", "canceling", "operation_id", (json_int_t)record.id),
+            json_pack("{s:s, s:I}", "status", "canceling", "operation_id", (json_int_t)named.id),
             0);
         return;
     case KVB_ERR_NOT_FOUND:

@@ -56,18 +56,9 @@ void fake_fleet_finish_all(struct kvp_fleet *fleet, struct kvp_outcome outcome)
     }
 }
 
-const char *kvp_operation_label(enum kvp_operation operation)
+uint64_t kvp_fleet_take_id(struct kvp_fleet *fleet)
 {
-    switch (operation) {
-#define X(name, label, slot)                                                                       \
-    case KVP_OP_##name:                                                                            \
-        return label;
-        KVP_OPERATIONS(X)
-#undef X
-    case KVP_OP_COUNT:
-        break;
-    }
-    KVB_UNREACHABLE("operation");
+    return FAKE_FLEET_IDS + ++fleet->nids;
 }
 
 kvb_status_t kvp_fleet_request(struct kvp_fleet *fleet, const char *instance,
@@ -104,7 +95,7 @@ kvb_status_t kvp_fleet_await(struct kvp_fleet *fleet, uint64_t id, kvp_outcome_f
 
 kvb_status_t kvp_fleet_cancel(struct kvp_fleet *fleet, uint64_t id)
 {
-    (void)id;
+    fleet->canceled[fleet->ncanceled++ % FAKE_CALLS] = id;
     return fleet->cancel_status;
 }
 

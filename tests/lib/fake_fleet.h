@@ -14,6 +14,7 @@
 #define FAKE_CALLS     256
 #define FAKE_RECORDS   4
 #define FAKE_RESETS    16
+#define FAKE_FLEET_IDS 1000u
 
 struct fake_call {
     bool open;
@@ -32,6 +33,9 @@ struct kvp_fleet {
     uint32_t ncalls;
     kvb_status_t status; /* of every request */
     kvb_status_t cancel_status;
+    uint64_t canceled[FAKE_CALLS];
+    uint32_t ncanceled;
+    uint32_t nids; /* that were taken: the nth is FAKE_FLEET_IDS + n */
     struct kvp_operation_record records[FAKE_RECORDS];
     uint32_t nrecords;
 };

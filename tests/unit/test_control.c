@@ -303,6 +303,7 @@ Test(control, all_sleep_or_none_does)
 
     /* one fails: those that did it wake, the one that slept already does not */
     ask_every(&asked, KVP_ROUTE_sleep, "instance=*&level=2");
+    uint64_t slept = open_call("engine-0")->id;
     end_call("engine-0", (struct kvp_outcome){0});
     end_call("engine-2", (struct kvp_outcome){.nothing_to_do = true});
     end_call("engine-1", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "slow"});
@@ -310,8 +311,8 @@ Test(control, all_sleep_or_none_does)
     cr_expect_null(open_call("engine-1"));
     cr_expect_null(open_call("engine-2"));
     struct fake_call *undo = open_call("engine-0");
-    cr_expect_eq(undo->ask.operation, KVP_OP_WAKE);
-    cr_expect(undo->ask.keep_pause); /* paused before: paused again */
+    cr_expect_eq(undo->ask.operation, KVP_OP_TAKE_BACK);
+    cr_expect_eq(undo->ask.take_back, slept);
     end_call("engine-0", (struct kvp_outcome){0});
     cr_expect(json_is_true(of_instance(&asked, "engine-0", "undone")));
     cr_expect_null(of_instance(&asked, "engine-2", "undone"));
@@ -323,7 +324,7 @@ Test(control, all_sleep_or_none_does)
     end_call("engine-0", (struct kvp_outcome){.status = KVB_ERR_BUSY});
     end_call("engine-1", (struct kvp_outcome){0});
     end_call("engine-2", (struct kvp_outcome){0});
-    cr_expect_eq(open_call("engine-1")->ask.operation, KVP_OP_RESUME);
+    cr_expect_eq(open_call("engine-1")->ask.operation, KVP_OP_TAKE_BACK);
     end_call("engine-1", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "gone"});
     end_call("engine-2", (struct kvp_outcome){0});
     cr_expect(json_is_false(of_instance(&asked, "engine-1", "undone")));
@@ -332,80 +333,228 @@ Test(control, all_sleep_or_none_does)
     expect_error(&asked, 409, NULL);
 }
 
-Test(control, what_was_so_before_or_another_asked_for_is_not_undone_with_it)
+/* What an operation of all instances says of itself. */
+static json_t *shown(uint64_t id)
 {
     struct asked asked;
-    const struct kvp_outcome slow = {.status = KVB_ERR_TIMEOUT, .message = "slow"};
-    fake_fleet_add(&fleet, "engine-1");
-    fake_fleet_add(&fleet, "engine-2");
-    struct kvp_view *first = &fleet.views[0], *second = &fleet.views[1];
-    struct kvp_view fresh = *first;
-
-    /* its trainer has paused one, the other sleeps at level 0: none is resumed */
-    first->scheduler = second->scheduler = KVP_SCHEDULER_PAUSED;
-    first->stopped_by = KVP_STOPPED_BY_PAUSE;
-    second->stopped_by = KVP_STOPPED_BY_SLEEP0;
-    for (uint32_t sleeps = 0; sleeps < 2; sleeps++) {
-        ask_every(&asked, sleeps ? KVP_ROUTE_sleep : KVP_ROUTE_pause, "instance=*");
-        end_call("engine-0", (struct kvp_outcome){0});
-        end_call("engine-1", (struct kvp_outcome){0});
-        end_call("engine-2", slow);
-        cr_assert_null(open_call("engine-1"));
-        if (sleeps) {
-            cr_expect(open_call("engine-0")->ask.keep_pause);
-            end_call("engine-0", (struct kvp_outcome){0});
-        } else {
-            cr_assert_null(open_call("engine-0"));
-            cr_expect_null(of_instance(&asked, "engine-0", "undone"), "it was as it is");
-        }
-        cr_expect(json_is_false(of_instance(&asked, "engine-1", "undone")));
-        expect_error(&asked, 503, NULL);
-    }
-
-    /* another puts one to sleep; of the other only some memory was there */
-    *first = *second = fresh;
-    first->operation_id = 9;
-    first->operation = KVP_OP_SLEEP;
-    strcpy(second->instance, "engine-1");
-    second->ntags = 2;
-    second->tags[0] = (struct kvb_tag_state){"weights", KVB_RESIDENT};
-    second->tags[1] = (struct kvb_tag_state){"kv_cache", KVB_DISCARDED};
-    ask_every(&asked, KVP_ROUTE_sleep, "instance=*");
-    end_call("engine-0", (struct kvp_outcome){0});
-    end_call("engine-1", (struct kvp_outcome){0});
-    end_call("engine-2", slow);
-    cr_assert_null(open_call("engine-0"));
-    const struct kvp_ask *wake = &open_call("engine-1")->ask;
-    cr_expect(wake->tags_given && wake->ntags == 1);
-    cr_expect_str_eq(wake->tags[0], "weights");
-    end_call("engine-1", (struct kvp_outcome){0});
-    cr_expect(json_is_false(of_instance(&asked, "engine-0", "undone")));
-    expect_error(&asked, 503, NULL);
+    char text[24];
+    prepare(&asked, KVP_ROUTE_get_operation, NULL, NULL);
+    snprintf(text, sizeof text, "%llu", (unsigned long long)id);
+    strcpy(asked.request.path_arg, text);
+    go(&asked);
+    cr_assert_eq(asked.http_status, 200);
+    return asked.body;
 }
 
-/* /resume ends the bracket, and the weights are still being written. */
-Test(control, a_pause_under_which_a_weight_change_began_is_not_undone)
+static const char *member(const json_t *json, const char *name)
+{
+    const char *text = json_string_value(json_object_get(json, name));
+    return text != NULL ? text : "";
+}
+
+static uint64_t id_of(const struct asked *asked)
+{
+    return (uint64_t)json_integer_value(json_object_get(asked->body, "operation_id"));
+}
+
+static void start_async(struct asked *asked, const char *query)
+{
+    if (fleet.nviews == 1) {
+        fake_fleet_add(&fleet, "engine-1");
+        fake_fleet_add(&fleet, "engine-2");
+    }
+    prepare(asked, KVP_ROUTE_sleep, query, NULL);
+    asked->request.respond_async = true;
+    go(asked);
+    cr_assert_eq(asked->http_status, 202);
+}
+
+Test(control, an_operation_of_all_instances_is_one_and_tells_how_far_it_is)
+{
+    struct asked asked, waits, list;
+    start_async(&asked, "instance=*");
+    uint64_t id = id_of(&asked);
+    cr_expect_gt(id, FAKE_FLEET_IDS);
+    cr_expect_not_null(strstr(asked.location, "/v1/kvplane/operations/100"));
+    json_decref(asked.body);
+    for (uint32_t i = 0; i < 3; i++) { /* engine-1 has the most to do */
+        struct kvp_operation_record *record = &fleet.records[fleet.nrecords++];
+        record->id = open_call(fleet.views[i].instance)->id;
+        record->operation = KVP_OP_SLEEP;
+        record->drain = (struct kvp_drain_progress){.queued = i == 1 ? 9 : 1, .bytes_left = i};
+        record->deadline_ns = NOW_NS + (i + 1) * KVB_NS_PER_S;
+        strcpy(record->instance, fleet.views[i].instance);
+        strcpy(record->step, i == 1 ? "drain" : "offload");
+    }
+    end_call("engine-0", (struct kvp_outcome){0});
+    json_t *json = shown(id);
+    cr_expect_str_eq(member(json, "status"), "running");
+    cr_expect_str_eq(member(json, "operation"), "sleep");
+    cr_expect_str_eq(member(json, "instance"), "*");
+    cr_expect_str_eq(member(json, "slowest"), "engine-1");
+    cr_expect_str_eq(member(json, "step"), "drain");
+    cr_expect_eq(json_integer_value(json_object_get(json, "instances_done")), 1);
+    cr_expect_eq(json_integer_value(json_object_get(json, "instances_all")), 3);
+    cr_expect_eq(json_number_value(json_object_get(json, "deadline_in_ms")), 2000);
+    cr_expect_eq(json_integer_value(json_object_get(json_object_get(json, "drain"), "queued")), 10);
+    json_t *instances = json_object_get(json, "instances");
+    cr_expect_str_eq(member(json_object_get(instances, "engine-0"), "status"), "sleeping");
+    cr_expect_str_eq(member(json_object_get(instances, "engine-1"), "status"), "running");
+    json_decref(json);
+
+    prepare(&list, KVP_ROUTE_list_operations, NULL, NULL);
+    go(&list);
+    json_t *newest = json_array_get(json_object_get(list.body, "operations"), 0);
+    cr_expect_eq((uint64_t)json_integer_value(json_object_get(newest, "id")), id);
+    json_decref(list.body);
+
+    /* one waits for its end, another not so long */
+    char path[24];
+    snprintf(path, sizeof path, "%llu", (unsigned long long)id);
+    prepare(&waits, KVP_ROUTE_get_operation, "timeout=60", NULL);
+    strcpy(waits.request.path_arg, path);
+    go(&waits);
+    prepare(&asked, KVP_ROUTE_get_operation, "timeout=5", NULL);
+    strcpy(asked.request.path_arg, path);
+    go(&asked);
+    sim_advance(&sim, 6000);
+    cr_assert_eq(asked.replies, 1);
+    cr_expect_str_eq(member(asked.body, "status"), "running");
+    json_decref(asked.body);
+    end_call("engine-1", (struct kvp_outcome){0});
+    cr_assert_eq(waits.replies, 0);
+    end_call("engine-2", (struct kvp_outcome){0});
+    cr_assert_eq(waits.replies, 1);
+    cr_expect_str_eq(member(waits.body, "status"), "succeeded");
+    cr_expect_eq(json_integer_value(json_object_get(waits.body, "instances_done")), 3);
+    json_decref(waits.body);
+    prepare(&asked, KVP_ROUTE_get_operation, "timeout=5", NULL);
+    strcpy(asked.request.path_arg, path);
+    go(&asked);
+    cr_assert_eq(asked.replies, 1); /* it has ended */
+    json_decref(asked.body);
+}
+
+static void expect_cancel(uint64_t id, unsigned http_status)
 {
     struct asked asked;
-    ask_every(&asked, KVP_ROUTE_pause, "instance=*");
+    prepare(&asked, KVP_ROUTE_cancel_operation, NULL, NULL);
+    snprintf(asked.request.path_arg, 24, "%llu", (unsigned long long)id);
+    go(&asked);
+    cr_expect_eq(asked.http_status, http_status);
+    json_decref(asked.body);
+}
+
+Test(control, canceling_an_operation_of_all_instances_takes_back_what_some_have_done)
+{
+    struct asked asked;
+    start_async(&asked, "instance=*&level=2");
+    uint64_t id = id_of(&asked);
+    json_decref(asked.body);
+    uint64_t first = open_call("engine-0")->id;
     end_call("engine-0", (struct kvp_outcome){0});
-    end_call("engine-1", (struct kvp_outcome){0});
-    fleet.views[1].weight_change_running = true;
-    end_call("engine-2", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "slow"});
-    cr_expect_eq(open_call("engine-0")->ask.operation, KVP_OP_RESUME);
-    cr_assert_null(open_call("engine-1"));
+    uint64_t others = open_call("engine-1")->id + open_call("engine-2")->id;
+    expect_cancel(id, 200);
+    cr_expect_eq(fleet.ncanceled, 2);
+    cr_expect_eq(fleet.canceled[0] + fleet.canceled[1], others);
+    end_call("engine-1", (struct kvp_outcome){.status = KVB_ERR_CANCELED});
+    end_call("engine-2", (struct kvp_outcome){0}); /* it was too late there */
+    cr_expect_eq(open_call("engine-0")->ask.take_back, first);
+    cr_expect_not_null(open_call("engine-2"));
+    cr_expect_null(open_call("engine-1"));
+    expect_cancel(id, 409); /* it is being taken back */
     end_call("engine-0", (struct kvp_outcome){0});
-    cr_expect(json_is_true(of_instance(&asked, "engine-0", "undone")));
-    cr_expect(json_is_false(of_instance(&asked, "engine-1", "undone")));
-    cr_expect_not_null(of_instance(&asked, "engine-1", "undo_failed"));
-    expect_error(&asked, 503, NULL);
-    /* and if there is nobody else */
-    ask_every(&asked, KVP_ROUTE_pause, "instance=*");
-    end_call("engine-0", (struct kvp_outcome){.nothing_to_do = true});
-    end_call("engine-1", (struct kvp_outcome){0});
-    end_call("engine-2", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "slow"});
-    cr_expect(json_is_false(of_instance(&asked, "engine-1", "undone")));
-    expect_error(&asked, 503, NULL);
+    end_call("engine-2", (struct kvp_outcome){0});
+    expect_cancel(id, 409); /* it has ended */
+    json_t *json = shown(id);
+    cr_expect_str_eq(member(json, "result"), "canceled");
+    cr_expect_not_null(strstr(member(json, "message"), "canceled"));
+    json_decref(json);
+
+    /* where it can be done: what has been done stays; what nobody can cancel goes on */
+    for (uint32_t can = 0; can < 2; can++) {
+        start_async(&asked, "instance=*&all_or_nothing=false");
+        id = id_of(&asked);
+        json_decref(asked.body);
+        end_call("engine-0", (struct kvp_outcome){0});
+        fleet.cancel_status = can ? KVB_OK : KVB_ERR_BAD_STATE;
+        expect_cancel(id, can ? 200 : 409);
+        const kvb_status_t ends = can ? KVB_ERR_CANCELED : KVB_OK;
+        end_call("engine-1", (struct kvp_outcome){.status = ends});
+        end_call("engine-2", (struct kvp_outcome){.status = ends});
+        json = shown(id);
+        cr_expect_str_eq(member(json, "result"), can ? "canceled" : "ok");
+        json_decref(json);
+    }
+    /* and a wake is none of those that can be canceled */
+    prepare(&asked, KVP_ROUTE_wake_up, "instance=*", NULL);
+    asked.request.respond_async = true;
+    go(&asked);
+    expect_cancel(id_of(&asked), 409);
+    json_decref(asked.body);
+}
+
+Test(control, who_asks_all_for_the_same_shares_the_answer)
+{
+    struct asked first, second, other;
+    ask_every(&first, KVP_ROUTE_sleep, "instance=*");
+    uint32_t calls = fleet.ncalls;
+    ask_every(&second, KVP_ROUTE_sleep, "instance=*");
+    cr_expect_eq(fleet.ncalls, calls, "nobody is asked twice");
+    ask_every(&other, KVP_ROUTE_sleep, "instance=*&all_or_nothing=false");
+    cr_expect_eq(fleet.ncalls, calls + 3, "another thing");
+    fake_fleet_finish_all(&fleet, (struct kvp_outcome){0});
+    cr_assert(first.replies == 1 && second.replies == 1 && other.replies == 1);
+    cr_expect(json_equal(first.body, second.body));
+    cr_expect_neq(id_of(&first), id_of(&other));
+    json_decref(first.body);
+    json_decref(second.body);
+    json_decref(other.body);
+}
+
+Test(control, operations_of_all_instances_that_have_ended_are_told_of_for_a_while)
+{
+    struct asked asked;
+    uint64_t ids[40];
+    for (uint32_t i = 0; i < 40; i++) {
+        if (fleet.nviews == 1) {
+            fake_fleet_add(&fleet, "engine-1");
+        }
+        prepare(&asked, KVP_ROUTE_collective_rpc, "instance=*", "{\"method\":\"get_x\"}");
+        go(&asked);
+        fake_fleet_finish_all(&fleet, (struct kvp_outcome){.relay_body = "[1]", .relay_len = 3});
+        cr_assert_eq(asked.http_status, 200);
+        cr_expect_not_null(of_instance(&asked, "engine-1", "results"));
+        ids[i] = id_of(&asked);
+        json_decref(asked.body);
+    }
+    json_t *json = shown(ids[39]);
+    cr_expect_null(json_object_get(json_object_get(json_object_get(json, "instances"), "engine-1"),
+                                   "results"));
+    json_decref(json);
+    prepare(&asked, KVP_ROUTE_get_operation, NULL, NULL);
+    snprintf(asked.request.path_arg, 24, "%llu", (unsigned long long)ids[0]);
+    go(&asked);
+    expect_error(&asked, 404, "path.id");
+}
+
+Test(control, done_on_some_is_207_and_on_none_the_first_failure)
+{
+    struct asked asked;
+    for (uint32_t failing = 0; failing <= 3; failing++) {
+        ask_every(&asked, KVP_ROUTE_release_memory_occupation, "instance=*&all_or_nothing=false");
+        for (uint32_t i = 0; i < 3; i++) {
+            end_call(fleet.views[i].instance,
+                     (struct kvp_outcome){.status = i < failing ? KVB_ERR_TIMEOUT : KVB_OK,
+                                          .message = i < failing ? "slow" : ""});
+        }
+        cr_expect_eq(asked.http_status, failing == 0 ? 200u : failing < 3 ? 207u : 503u);
+        cr_expect_eq(json_is_true(json_object_get(asked.body, "success")), failing == 0);
+        cr_expect_str_eq(member(asked.body, "message"),
+                         failing == 0 ? "Memory released" : "engine-0: slow");
+        cr_expect_eq(json_is_true(of_instance(&asked, "engine-2", "success")), failing < 3);
+        json_decref(asked.body);
+    }
 }
 
 Test(control, who_is_missing_keeps_all_from_it_or_is_left_out_as_asked)
@@ -425,7 +574,7 @@ Test(control, who_is_missing_keeps_all_from_it_or_is_left_out_as_asked)
     cr_expect_null(open_call("engine-1"));
     end_call("engine-0", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT});
     end_call("engine-2", (struct kvp_outcome){0});
-    cr_expect_eq(asked.http_status, 200);
+    cr_expect_eq(asked.http_status, 207);
     cr_expect(json_is_false(json_object_get(asked.body, "success")));
     cr_expect_not_null(of_instance(&asked, "engine-1", "error"));
     cr_expect_not_null(of_instance(&asked, "engine-0", "error"));

@@ -1539,3 +1539,142 @@ Test(instance, ranks_that_are_not_split_alike_are_refused)
     cr_assert(world_view(&w).attached);
     world_close(&w);
 }
+
+/* ---- taking back ---- */
+
+static struct told *take_back(struct world *w, uint64_t id)
+{
+    struct told *told = calloc(1, sizeof *told);
+    struct kvp_ask ask = {.operation = KVP_OP_TAKE_BACK, .take_back = id};
+    kvb_assert(told != NULL);
+    told->world = w;
+    told->next = w->told;
+    w->told = told;
+    kvb_status_t status =
+        kvp_fleet_request(w->fleet, "a", &ask, "req", world_told_, told, &told->operation_id);
+    kvb_assert(status == KVB_OK);
+    world_await(w, told);
+    return told;
+}
+
+/* What stops an instance, whatever stopped it before. */
+static const char *const stopping[] = {"pause keep", "sleep 0", "sleep 1", "release",
+                                       "sleep 1 optout"};
+static const char *const befores[] = {"",        "pause",         "sleep 0",
+                                      "release", "pause|release", "sleep 1|wake kv_cache"};
+
+static void do_each(struct world *w, const char *list)
+{
+    char copy[128];
+    char *rest = NULL;
+    snprintf(copy, sizeof copy, "%s", list);
+    for (char *one = strtok_r(copy, "|", &rest); one != NULL; one = strtok_r(NULL, "|", &rest)) {
+        cr_assert_eq(world_do(w, one)->status, KVB_OK, "%s of %s", one, list);
+    }
+}
+
+static void expect_state(const struct kvp_view *now, const struct kvp_view *was, const char *where)
+{
+    cr_expect_eq(now->scheduler, was->scheduler, "%s: %d", where, now->scheduler);
+    cr_expect_eq(now->stopped_by, was->stopped_by, "%s: %u, not %u", where, now->stopped_by,
+                 was->stopped_by);
+    cr_expect_eq(now->registered_regions, was->registered_regions, "%s", where);
+    for (uint32_t i = 0; i < was->ntags; i++) {
+        cr_expect_eq(now->tags[i].residency, was->tags[i].residency, "%s: %s is %d", where,
+                     was->tags[i].tag, now->tags[i].residency);
+    }
+}
+
+Test(instance, what_an_operation_did_is_taken_back_to_what_it_found_and_no_further)
+{
+    char where[128];
+    for (size_t b = 0; b < sizeof befores / sizeof befores[0]; b++) {
+        for (size_t s = 0; s < sizeof stopping / sizeof stopping[0]; s++) {
+            struct world w;
+            world_open(&w, 2, true);
+            snprintf(where, sizeof where, "%s, then %s", befores[b], stopping[s]);
+            do_each(&w, befores[b]);
+            struct kvp_view was = world_view(&w);
+            struct told *did = world_do(&w, stopping[s]);
+            if (did->status == KVB_OK && !did->nothing_to_do) {
+                struct told *back = take_back(&w, did->operation_id);
+                cr_expect_eq(back->status, KVB_OK, "%s: %s", where, back->message);
+                struct kvp_view now = world_view(&w);
+                expect_state(&now, &was, where);
+                /* once */
+                cr_expect_eq(take_back(&w, did->operation_id)->status, KVB_ERR_BAD_STATE);
+            }
+            world_close(&w);
+        }
+    }
+}
+
+Test(instance, what_another_request_was_told_or_did_meanwhile_is_never_taken_back)
+{
+    /* asks for the same or more, acts on it, or begins a weight change */
+    static const char *const others[] = {"same", "sleep 2", "pause",  "wake weights",
+                                         "wake", "start",   "update", "resume"};
+    char where[128];
+    for (size_t s = 0; s < sizeof stopping / sizeof stopping[0]; s++) {
+        for (size_t o = 0; o < sizeof others / sizeof others[0]; o++) {
+            for (uint32_t joins = 0; joins < (o == 0 ? 2u : 1u); joins++) {
+                struct world w;
+                world_open(&w, 2, true);
+                snprintf(where, sizeof where, "%s, then %s %u", stopping[s], others[o], joins);
+                struct told *did = world_start(&w, stopping[s]);
+                struct told *other = joins ? world_start(&w, stopping[s]) : NULL;
+                world_await(&w, did);
+                if (other != NULL) {
+                    world_await(&w, other);
+                } else {
+                    other = world_do(&w, o == 0 ? stopping[s] : others[o]);
+                }
+                bool refused = other->status == KVB_ERR_BAD_STATE; /* it was told so, too */
+                struct kvp_view was = world_view(&w);
+                struct told *back = take_back(&w, did->operation_id);
+                cr_expect_eq(back->status, refused ? KVB_OK : KVB_ERR_BAD_STATE, "%s: %s", where,
+                             back->message);
+                if (!refused) {
+                    struct kvp_view now = world_view(&w);
+                    expect_state(&now, &was, where);
+                    cr_expect_eq(now.weight_change_running, was.weight_change_running, "%s", where);
+                }
+                world_close(&w);
+            }
+        }
+    }
+}
+
+/* Who only looked or reset has no part in it. */
+Test(instance, what_changes_nothing_does_not_keep_from_taking_back)
+{
+    static const char *const others[] = {"reset", "reset external", "version v=7", "relay"};
+    for (size_t o = 0; o < sizeof others / sizeof others[0]; o++) {
+        struct world w;
+        world_open(&w, 1, true);
+        struct kvp_view was = world_view(&w);
+        struct told *did = world_do(&w, "sleep 0");
+        cr_expect_eq(world_do(&w, others[o])->status, KVB_OK);
+        struct told *back = take_back(&w, did->operation_id);
+        cr_expect_eq(back->status, KVB_OK, "%s: %s", others[o], back->message);
+        struct kvp_view now = world_view(&w);
+        expect_state(&now, &was, others[o]);
+        world_close(&w);
+    }
+}
+
+Test(instance, an_engine_that_was_away_meanwhile_is_not_taken_back)
+{
+    struct world w;
+    world_open(&w, 1, true);
+    struct told *did = world_do(&w, "sleep 1");
+    fake_engine_drop_link(&w.engine);
+    sim_settle(&w.sim);
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    struct kvp_view was = world_view(&w);
+    cr_expect_eq(take_back(&w, did->operation_id)->status, KVB_ERR_BAD_STATE);
+    struct kvp_view now = world_view(&w);
+    expect_state(&now, &was, "back again");
+    world_close(&w);
+}
