@@ -6,6 +6,7 @@ layer, its tests stand with that layer's unit tests; here is what a user would h
 """
 import http.client
 import random
+import subprocess
 import threading
 import unittest
 
@@ -86,6 +87,68 @@ class Reports(harness.Case):
         daemon.ok("/resume")
         engine.wait(run)
         self.assertTrue(daemon.ok("/reset_prefix_cache?strict=true")["success"])
+
+    def test_B04_whatever_part_of_a_reset_fails_its_answer_and_the_exit_code_say_so(self):
+        etcd = self.etcd()
+        self.store_node(etcd)
+        daemon = self.cluster_daemon(etcd)
+        engine = self.engine(daemon, "a", "--fingerprint")
+        self.named(daemon, "a")
+
+        def reset():
+            """HTTP code and success, and the exit code of the command."""
+            code, answer = daemon.post("/reset_prefix_cache?reset_external=true&strict=true")
+            done = subprocess.run([harness.PROGRAM, "reset", "--reset-external", "true", "--url", daemon.url],
+                                  capture_output=True, text=True, timeout=60)
+            return code, answer["success"], done.returncode
+
+        harness.until("etcd is there", lambda: daemon.get("/v1/kvplane/cluster")[1]["coordinator_reachable"])
+        run = engine.command("run", first=0, count=8, stall=True)
+        engine.event("stalled", id=run)
+        self.assertEqual(reset(), (409, False, 1), "blocks are held")
+        daemon.ok("/pause?mode=keep&clear_cache=false")
+        daemon.ok("/resume")
+        engine.wait(run)
+        self.assertEqual(reset(), (200, True, 0))
+        etcd.freeze()  # the store cannot be told
+        harness.until("it is away", lambda: not daemon.get("/v1/kvplane/cluster")[1]["coordinator_reachable"])
+        code, success, exit_code = reset()
+        self.assertGreaterEqual(code, 400)
+        self.assertEqual((success, exit_code), (False, 1))
+        etcd.freeze(False)
+        harness.until("it is back", lambda: daemon.get("/v1/kvplane/cluster")[1]["coordinator_reachable"])
+        harness.until("success again", lambda: reset() == (200, True, 0))
+        self.clean(engine, daemon)
+
+    def test_B05_a_sleep_of_which_a_step_failed_has_released_nothing_and_the_retry_sleeps(self):
+        for call in ("pause", "reset_local", "release"):
+            for path in ("/sleep?level=1", "/sleep?level=2"):
+                with self.subTest(call=call, path=path):
+                    daemon = self.daemon(name=f"{call}-{path[-1]}", socket_name=f"{call}{path[-1]}.sock")
+                    # The daemon asks for a local reset by itself, too: one that is refused always is.
+                    again = call != "reset_local"
+                    engine = self.engine(daemon, "a", "--misbehave", f"{call}-refuse" + ":1" * again,
+                                         name=f"engine-{call}-{path[-1]}")
+                    code, answer = daemon.post(path)
+                    forward = call == "release" and path.endswith("2")
+                    if not forward:  # of level 2 nothing is kept aside: what was begun is gone on with
+                        self.assertGreaterEqual(code, 400, answer)
+                        self.assertEqual(answer["state"]["tags"], {"kv_cache": "resident", "weights": "resident"})
+                        view = daemon.instance("a")
+                        self.assertEqual((view["is_sleeping"], view["degraded"]), (False, False))
+                        self.assertEqual(daemon.metric("kvplane_regions", instance="a"), 2)
+                        harness.until("it serves on", lambda d=daemon: d.get("/readyz")[0] == 200)
+                        self.assertEqual(engine.run(0, 2)["errors"], 0)
+                    if not again:
+                        self.assertGreaterEqual(daemon.post(path)[0], 400, "as long as it is so")
+                        self.clean(engine, daemon)
+                        continue
+                    if not forward:
+                        daemon.ok(path)
+                    self.assertTrue(daemon.instance("a")["is_sleeping"])
+                    self.assertEqual(daemon.metric("kvplane_regions", instance="a"), 0)
+                    daemon.ok("/wake_up")
+                    self.clean(engine, daemon)
 
     def test_B06_nothing_is_scheduled_while_the_kv_cache_is_unmapped(self):
         daemon, engine, _ = self.filled()
