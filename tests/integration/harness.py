@@ -23,6 +23,11 @@ import recording
 PROGRAM = os.environ.get("KVPLANE_PROGRAM", "build/debug/kvplane")
 PROXY = os.environ.get("KVPLANE_PROXY", "build/debug/kvplane_proxy")
 SANITIZED = os.environ.get("KVPLANE_SANITIZED") == "1"
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+API = os.path.join(ROOT, "api")
+NPM = os.path.join(ROOT, "tests", "npm")
+NODE = shutil.which("node") or shutil.which("nodejs")
+SKIPPED = 77  # what tests/npm/run.mjs ends with where nothing is installed
 DEADLINE_S = 120  # for anything that should be quick: only a broken program needs it
 
 
@@ -477,6 +482,19 @@ class Case(unittest.TestCase):
         for process in processes:
             self.assertEqual(process.kill(signal.SIGTERM), 0, process.tail())
             self.assertNotIn("Sanitizer", process.stderr())
+
+
+def node(case, test, *args):
+    """Runs tests/npm/TEST, or skips the test of ours, visibly, where it cannot."""
+    if NODE is None:
+        print(f"SKIP: {test}: there is no node")
+        case.skipTest("there is no node")
+    run = subprocess.run([NODE, os.path.join(NPM, "run.mjs"), test, *args], capture_output=True, text=True,
+                         timeout=600, check=False)
+    if run.returncode == SKIPPED:
+        print(run.stdout)
+        case.skipTest(run.stdout)
+    case.assertEqual(run.returncode, 0, run.stdout + run.stderr)
 
 
 # ---- the link, byte by byte (base/frame.h, base/link.h) ----

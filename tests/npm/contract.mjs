@@ -168,7 +168,7 @@ export class Contract {
         if (stream) {
             return [...wrong, ...this.#stream(media, body)];
         }
-        if (!whole) {
+        if (!whole || type !== 'application/json') {
             return wrong;
         }
         return [...wrong, ...this.#json(media.schema, body, 'body')];
