@@ -352,6 +352,9 @@ KVPLANE_API int kvplane_report(struct kvplane *kv, uint32_t running, uint32_t wa
 /* ---- answers to callbacks
  * -------------------------------------------------------------------------------------- */
 
+/* The daemon's id of the operation that this call is part of, for the engine's log (`op` of the
+ * daemon's lines); 0: of none. Before it is answered. */
+KVPLANE_API uint64_t kvplane_call_operation(const struct kvplane_call *call);
 KVPLANE_API void kvplane_answer(struct kvplane_call *call, int result);
 KVPLANE_API void kvplane_answer_reset(struct kvplane_call *call, int result, uint32_t blocks_held);
 KVPLANE_API void kvplane_answer_text(struct kvplane_call *call, int result,

@@ -7,6 +7,7 @@
  */
 #include "base/assert.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "engine.h"
 
 #include <stdio.h>
@@ -28,8 +29,27 @@ struct answer {
     char text[];
 };
 
-static void send_answer(const struct answer *answer)
+static const char *const call_texts[KVE_CALL_COUNT] = {
+#define X(name) [KVE_CALL_##name] = #name,
+    KVE_CALLS(X)
+#undef X
+};
+
+/* The line by which the daemon's operation is found in this log. */
+static void log_answer(const struct kve_engine *engine, const struct answer *answer)
 {
+    uint64_t operation = kvplane_call_operation(answer->call);
+    if (operation != 0) {
+        struct kvb_log_context before = kvb_log_enter(NULL, operation);
+        KVB_LOG(INFO, "engine answers", KVB_STR("instance", engine->options.instance),
+                KVB_STR("call", call_texts[answer->kind]), KVB_I64("result", answer->result));
+        kvb_log_set_context(&before);
+    }
+}
+
+static void send_answer(const struct kve_engine *engine, const struct answer *answer)
+{
+    log_answer(engine, answer);
     switch (answer->kind) {
     case KVE_CALL_pause:
     case KVE_CALL_resume:
@@ -79,7 +99,7 @@ static void answer_call(struct kve_engine *engine, enum kve_how how, struct answ
         kvb_list_push_back(&engine->late, &answer->link);
         return;
     }
-    send_answer(answer);
+    send_answer(engine, answer);
     free(answer);
 }
 
@@ -433,7 +453,7 @@ void kve_lifecycle_turn(struct kve_engine *engine)
         struct answer *answer = kvb_container_of(link, struct answer, link);
         if (answer->deadline_ns <= now_ns) {
             kvb_list_remove(link);
-            send_answer(answer);
+            send_answer(engine, answer);
             free(answer);
         }
     }

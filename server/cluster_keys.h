@@ -90,7 +90,10 @@
     X(idle_timeout, TIME, "idle-timeout", "150s", "1s 24h",                                        \
       "an HTTP connection without a request is closed after it")                                   \
     X(log_level, CHOICE, "log-level", "info", "error warn info debug trace", "lines to stderr")    \
-    X(log_format, CHOICE, "log-format", "logfmt", "logfmt json", "of those lines")
+    X(log_format, CHOICE, "log-format", "logfmt", "logfmt json", "of those lines")                 \
+    X(dump_dir, TEXT, "dump-dir", "", "",                                                          \
+      "folder in which SIGUSR1 leaves the whole state as a file; empty: $RUNTIME_DIRECTORY, "      \
+      "$XDG_RUNTIME_DIR or /tmp")
 
 /* The same of either program. Texts are borrowed. */
 struct kvp_cluster_config {

@@ -7,6 +7,7 @@
 #include "control.h"
 #include "control/probes.h"
 #include "devices.h"
+#include "dump.h"
 #include "events.h"
 #include "http/http.h"
 #include "link/link.h"
@@ -53,6 +54,7 @@ struct kvp_daemon {
     struct kvp_http *http;
     char url[KVP_ADDRESS_MAX];
     struct kvp_collect collect;
+    struct kvp_dump *dump;
     struct kvb_timer stop_bound;
     uint64_t told_ns; /* kvp_program_alive() */
     bool stopping;
@@ -251,6 +253,12 @@ static void on_signalled(void *ctx, int signum)
         }
         return;
     }
+    if (signum == SIGUSR1) {
+        if (daemon->http != NULL) {
+            kvp_dump_start(daemon->dump);
+        }
+        return;
+    }
     KVB_LOG(INFO, "stopping", KVB_STR("signal", strsignal(signum)));
     if (daemon->stopping) { /* the rest is bounded anyway */
         if (daemon->leaves) {
@@ -404,6 +412,32 @@ static kvb_status_t create_control(struct kvp_daemon *daemon)
     return kvp_control_create(&control, &daemon->control);
 }
 
+static void show_config(const void *config, FILE *out)
+{
+    kvp_config_show(config, out);
+}
+
+static kvb_status_t create_dump(struct kvp_daemon *daemon)
+{
+    static const struct kvp_dump_ask asks[] = {
+        {"instances", "/v1/kvplane/instances"}, {"regions", "/v1/kvplane/regions"},
+        {"queues", "/v1/kvplane/queues"},       {"operations", "/v1/kvplane/operations"},
+        {"cluster", "/v1/kvplane/cluster"},     {"nodes", "/v1/kvplane/nodes"},
+        {"tenants", "/v1/kvplane/tenants"},
+    };
+    const struct kvp_dump_config dump = {.program = "serve",
+                                         .dir = daemon->config->dump_dir,
+                                         .asks = asks,
+                                         .nasks = sizeof asks / sizeof asks[0],
+                                         .routes = &kvp_route_table,
+                                         .inbox = kvp_control_inbox(daemon->control),
+                                         .metrics = daemon->metrics,
+                                         .show_config = show_config,
+                                         .config = daemon->config};
+    daemon->dump = kvp_dump_create(&dump);
+    return daemon->dump == NULL ? KVB_ERR_NO_MEMORY : KVB_OK;
+}
+
 static kvb_status_t create_http(struct kvp_daemon *daemon)
 {
     const struct kvp_config *config = daemon->config;
@@ -453,6 +487,9 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
         status = create_control(daemon);
     }
     if (status == KVB_OK) {
+        status = create_dump(daemon);
+    }
+    if (status == KVB_OK) {
         status = create_http(daemon);
     }
     if (status != KVB_OK) {
@@ -488,6 +525,7 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
         kvp_link_destroy(daemon->link);
     }
     kvp_storage_destroy(daemon->storage); /* ends what control asked of the coordinator */
+    kvp_dump_destroy(daemon->dump);
     if (daemon->control != NULL) {
         kvp_control_destroy(daemon->control);
     }

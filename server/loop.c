@@ -24,6 +24,7 @@ struct kvp_loop {
     uv_signal_t sigint;
     uv_signal_t sigterm;
     uv_signal_t sighup;
+    uv_signal_t sigusr1;
     struct kvb_sched sched;
     struct kvb_io io;
     struct kvb_timer beat;
@@ -208,18 +209,21 @@ kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct k
     loop->sigint.data = loop;
     loop->sigterm.data = loop;
     loop->sighup.data = loop;
+    loop->sigusr1.data = loop;
     if (uv_check_init(&loop->uv, &loop->check) != 0 || uv_idle_init(&loop->uv, &loop->idle) != 0 ||
         uv_timer_init(&loop->uv, &loop->timer) != 0 ||
         uv_async_init(&loop->uv, &loop->async, on_async) != 0 ||
         uv_signal_init(&loop->uv, &loop->sigint) != 0 ||
         uv_signal_init(&loop->uv, &loop->sigterm) != 0 ||
         uv_signal_init(&loop->uv, &loop->sighup) != 0 ||
+        uv_signal_init(&loop->uv, &loop->sigusr1) != 0 ||
         uv_check_start(&loop->check, on_check) != 0) {
         goto err_uv;
     }
     if (ops->signalled != NULL && (uv_signal_start(&loop->sigint, on_signal, SIGINT) != 0 ||
                                    uv_signal_start(&loop->sigterm, on_signal, SIGTERM) != 0 ||
-                                   uv_signal_start(&loop->sighup, on_signal, SIGHUP) != 0)) {
+                                   uv_signal_start(&loop->sighup, on_signal, SIGHUP) != 0 ||
+                                   uv_signal_start(&loop->sigusr1, on_signal, SIGUSR1) != 0)) {
         goto err_uv;
     }
     kvb_sched_init(&loop->sched, &kvb_clock_real, &kvb_random_real);

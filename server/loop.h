@@ -22,7 +22,7 @@ struct uv_loop_s;
 struct kvp_loop_ops {
     /* Another thread called kvp_loop_wake(); calls coalesce: take everything that waits. */
     void (*woken)(void *ctx);
-    /* SIGINT, SIGTERM or SIGHUP. */
+    /* SIGINT, SIGTERM, SIGHUP or SIGUSR1. */
     void (*signalled)(void *ctx, int signum);
     /* Each heartbeat: how long after its due time it came. */
     void (*beat)(void *ctx, uint64_t now_ns, uint64_t lag_ns);

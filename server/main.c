@@ -6,6 +6,7 @@
 #include "config.h"
 #include "daemon.h"
 #include "gate.h"
+#include "metrics.h"
 #include "node/config.h"
 #include "node/store.h"
 
@@ -80,13 +81,13 @@ static const struct kvp_command list[] = {
     CLIENT("events", "what has happened, and what happens",
            "One on a line. With --follow it connects again when the daemon was away, and goes on "
            "where it was. "),
-    {"config", config_main, "[store] [show|table] | mooncake | gate",
-     "store show table mooncake gate",
+    {"config", config_main, "[store] [show|table] | mooncake | gate | metrics",
+     "store show table mooncake gate metrics",
      "what is in force, every key, and what becomes of Mooncake's",
      "config [store] [show] OPTIONS: what is in force with these options; check instead of show: "
      "only whether it is allowed; config [store] table: "
      "every key, as markdown; config mooncake: what becomes of Mooncake's; config gate: what can "
-     "sleep.",
+     "sleep; config metrics: what /metrics has.",
      NULL},
     {"completion", completion_main, "bash|zsh|fish", "bash zsh fish",
      "a completion script for a shell", "As in: source <(kvplane completion bash).", NULL},
@@ -184,7 +185,8 @@ static int version_main(int argc, char **argv)
 static const struct {
     const char *name;
     void (*print)(FILE *out);
-} tables[] = {{"mooncake", kvp_mooncake_table}, {"gate", kvp_gate_table}};
+} tables[] = {
+    {"mooncake", kvp_mooncake_table}, {"gate", kvp_gate_table}, {"metrics", kvp_metrics_table}};
 
 static int config_main(int argc, char **argv)
 {

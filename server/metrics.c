@@ -20,6 +20,21 @@ const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT] = {
 #undef X
 };
 
+void kvp_metrics_table(FILE *out)
+{
+    static const char *const types[] = {
+        [KVB_COUNTER] = "counter", [KVB_GAUGE] = "gauge", [KVB_HISTOGRAM] = "histogram"};
+    (void)fprintf(out, "| metric | type | labels | what it says |\n|---|---|---|---|\n");
+    for (size_t i = 0; i < KVP_METRIC_COUNT; i++) {
+        const struct kvb_metric *metric = &kvp_metric_table[i];
+        (void)fprintf(out, "| `%s` | %s | ", metric->name, types[metric->type]);
+        for (size_t k = 0; metric->labels[k] != NULL; k++) {
+            (void)fprintf(out, "%s`%s`", k > 0 ? " " : "", metric->labels[k]);
+        }
+        (void)fprintf(out, " | %s |\n", metric->help);
+    }
+}
+
 void kvp_metrics_beat(struct kvb_metrics *metrics, const char *loop, uint64_t lag_ns)
 {
     const char *values[] = {loop};

@@ -5,6 +5,8 @@
 #include "base/metrics.h"
 #include "transport/peer.h"
 
+#include <stdio.h>
+
 /*
  * Every family that /metrics shows, once: enum, name, type, help, labels and the table of README.md
  * are made from this list. Whoever counts takes the registry and the enum; nobody invents a name
@@ -235,6 +237,9 @@ extern const struct kvb_metric kvp_metric_table[KVP_METRIC_COUNT];
 /* The families CONNECTIONS and LANES, of one node and what carries them (tcp, rdma). */
 void kvp_metrics_peer(struct kvb_metrics *metrics, const char *node, const char *transport,
                       const struct kvt_peer_stats *stats);
+
+/* The table of the README. */
+void kvp_metrics_table(FILE *out);
 
 /* A heartbeat of an event loop came so late. Any thread. */
 void kvp_metrics_beat(struct kvb_metrics *metrics, const char *loop, uint64_t lag_ns);

@@ -101,6 +101,11 @@ static void answer_call(struct kvplane_call *call, const struct answer *answer)
     call_free(call);
 }
 
+uint64_t kvplane_call_operation(const struct kvplane_call *call)
+{
+    return call->operation;
+}
+
 void kvplane_answer(struct kvplane_call *call, int result)
 {
     answer_call(call, &(struct answer){.status = to_status(result)});

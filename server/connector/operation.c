@@ -630,12 +630,12 @@ static void finish(struct kvp_op *op)
     KVP_LINEAGE(instance, stopped, fsm->scheduler != KVP_SCHEDULER_RUNNING);
     KVP_LINEAGE(instance, disown);
     instance->running = NULL;
-    log_ended(op);
     if (!op->internal) {
         note_found(op);
         kvp_instance_event(instance, kvp_operation_label(op->ask.operation),
                            kvb_status_label(op->status));
     }
+    log_ended(op);
     kvp_instance_changed(instance);
     answer(op);
     op_free(op);

@@ -3,6 +3,7 @@
 
 #include "cluster.h"
 #include "collect.h"
+#include "dump.h"
 #include "loop.h"
 #include "metrics.h"
 #include "node/control.h"
@@ -45,6 +46,7 @@ struct kvp_store {
     struct kvp_loop *loop;
     struct kvb_metrics *metrics;
     struct kvp_collect collect;
+    struct kvp_dump *dump;
     struct kvs_share *share;
     struct kvs_keeper keeper;
     /* its own way to its objects */
@@ -135,6 +137,12 @@ static void on_signalled(void *ctx, int signum)
         if (store->http != NULL) {
             const struct kvp_rest_config rest = kvp_store_config_rest(store->config);
             kvp_program_reload(&rest, store->metrics, store->http);
+        }
+        return;
+    }
+    if (signum == SIGUSR1) {
+        if (store->http != NULL) {
+            kvp_dump_start(store->dump);
         }
         return;
     }
@@ -359,6 +367,28 @@ static uint32_t count_running(void *ctx)
     return kvp_server_running(((const struct kvp_store *)ctx)->server);
 }
 
+static void show_config(const void *config, FILE *out)
+{
+    kvp_store_config_show(config, out);
+}
+
+static kvb_status_t create_dump(struct kvp_store *store)
+{
+    static const struct kvp_dump_ask asks[] = {{"node", "/v1/kvplane/node"},
+                                               {"events", "/v1/kvplane/events"}};
+    const struct kvp_dump_config dump = {.program = "store",
+                                         .dir = store->config->dump_dir,
+                                         .asks = asks,
+                                         .nasks = sizeof asks / sizeof asks[0],
+                                         .routes = &kvp_store_route_table,
+                                         .inbox = kvp_node_control_inbox(store->control),
+                                         .metrics = store->metrics,
+                                         .show_config = show_config,
+                                         .config = store->config};
+    store->dump = kvp_dump_create(&dump);
+    return store->dump == NULL ? KVB_ERR_NO_MEMORY : KVB_OK;
+}
+
 static kvb_status_t create_rest(struct kvp_store *store)
 {
     const struct kvp_store_config *config = store->config;
@@ -377,6 +407,10 @@ static kvb_status_t create_rest(struct kvp_store *store)
         return status;
     }
     kvb_metrics_on_collect(store->metrics, on_collect, store);
+    status = create_dump(store);
+    if (status != KVB_OK) {
+        return status;
+    }
     const struct kvp_rest_config rest = kvp_store_config_rest(config);
     const struct kvp_http_config http = {.routes = &kvp_store_route_table,
                                          .inbox = kvp_node_control_inbox(store->control),
@@ -447,6 +481,7 @@ void kvp_store_destroy(struct kvp_store *store)
         kvs_client_destroy(store->client);
     }
     kvp_cluster_destroy(store->cluster);
+    kvp_dump_destroy(store->dump);
     kvp_node_control_destroy(store->control);
     kvs_node_destroy(store->node);
     kvt_transport_destroy(store->loopback);

@@ -119,7 +119,7 @@ class MoreThanOneMachine(harness.Case):
 
 class Tables(unittest.TestCase):
     def test_every_config_key_is_in_the_table_as_the_program_prints_it(self):
-        for which in (["table"], ["store", "table"], ["gate"], ["mooncake"]):
+        for which in (["table"], ["store", "table"], ["gate"], ["mooncake"], ["metrics"]):
             table = subprocess.run([harness.PROGRAM, "config", *which],
                                    capture_output=True, text=True, check=True).stdout
             for line in table.splitlines():
