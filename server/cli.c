@@ -1,12 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
 
+#include "cli_grid.h"
 #include "cli_run.h"
 
 #include "base/link.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* For people: what could move a terminal's cursor is shown as `?`. */
+static void print_text(const char *before, const char *text)
+{
+    char *clean = strdup(text != NULL ? text : "");
+    if (clean != NULL) {
+        kvp_cell_clean(clean);
+        (void)printf("%s%s\n", before, clean);
+    }
+    free(clean);
+}
 
 /* Key and value of each member on a line; what is nested as JSON. */
 void kvp_cli_print_object(const json_t *object, const char *indent)
@@ -19,8 +31,8 @@ void kvp_cli_print_object(const json_t *object, const char *indent)
         key = json_object_iter_key(at);
         value = json_object_iter_value(at);
         char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_ENCODE_ANY);
-        (void)printf("%s%s: %s\n", indent, key,
-                     json_is_string(value) ? json_string_value(value) : text);
+        (void)printf("%s%s", indent, key);
+        print_text(": ", json_is_string(value) ? json_string_value(value) : text);
         free(text);
     }
 }
@@ -34,8 +46,13 @@ static const char *answer_of(const struct kvp_cli *cli)
 void kvp_cli_print_answer(const struct kvp_cli *cli)
 {
     json_t *json = json_loads(answer_of(cli), 0, NULL);
-    if (cli->json || !json_is_object(json)) {
+    if (cli->json) {
         (void)printf("%s\n", answer_of(cli));
+        json_decref(json);
+        return;
+    }
+    if (!json_is_object(json)) {
+        print_text("", answer_of(cli));
         json_decref(json);
         return;
     }
@@ -91,18 +108,17 @@ static const struct {
     const char *name;
     int (*run)(struct kvp_cli *cli); /* NULL: POST path */
     const char *path;
-    bool watched; /* on a terminal */
 } commands[] = {
-    {"status", status, NULL, false},
-    {"ops", kvp_cli_ops, NULL, false},
-    {"events", kvp_cli_events, NULL, false},
-    {"top", kvp_cli_top, NULL, false},
-    {"pause", NULL, "/pause", true},
-    {"resume", NULL, "/resume", true},
-    {"sleep", NULL, "/sleep", true},
-    {"wake", NULL, "/wake_up", true},
-    {"reset", NULL, "/reset_prefix_cache", false},
-    {"release", NULL, "/release_kv_cache_memory", true},
+    {"status", status, NULL},
+    {"ops", kvp_cli_ops, NULL},
+    {"events", kvp_cli_events, NULL},
+    {"top", kvp_cli_top, NULL},
+    {"pause", NULL, "/pause"},
+    {"resume", NULL, "/resume"},
+    {"sleep", NULL, "/sleep"},
+    {"wake", NULL, "/wake_up"},
+    {"reset", NULL, "/reset_prefix_cache"},
+    {"release", NULL, "/release_kv_cache_memory"},
 };
 
 int kvp_cli_main(int argc, char **argv)
@@ -121,10 +137,10 @@ int kvp_cli_main(int argc, char **argv)
     }
     int rc = kvp_cli_read(&cli, argc, argv);
     if (rc == KVP_CLI_DONE) {
-        rc = commands[i].run != NULL ? commands[i].run(&cli)
-                                     : kvp_cli_verb(&cli, commands[i].path, commands[i].watched);
+        rc = commands[i].run != NULL ? commands[i].run(&cli) : kvp_cli_verb(&cli, commands[i].path);
     }
     free(cli.call.answer);
     curl_easy_cleanup(cli.call.curl);
+    (void)curl_multi_cleanup(cli.call.multi);
     return rc;
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_call.h"
 
+#include "cli_grid.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +36,7 @@ static void tell(struct kvp_call *call, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(call->trouble, sizeof call->trouble, format, args);
     va_end(args);
+    kvp_cell_clean(call->trouble);
     if (!call->quiet) {
         (void)fprintf(stderr, "kvplane: %s\n", call->trouble);
     }
@@ -48,6 +51,32 @@ struct curl_slist *kvp_call_headers(const struct kvp_call *call, const char *hea
         headers = curl_slist_append(headers, token);
     }
     return header != NULL ? curl_slist_append(headers, header) : headers;
+}
+
+static CURLcode perform(struct kvp_call *call)
+{
+    struct curl_waitfd watched = {.fd = call->watched, .events = CURL_WAIT_POLLIN};
+    CURLcode rc = CURLE_ABORTED_BY_CALLBACK;
+    const CURLMsg *message;
+    int running = 1;
+    if (call->ends == NULL) {
+        return curl_easy_perform(call->curl);
+    }
+    call->multi = call->multi != NULL ? call->multi : curl_multi_init();
+    if (call->multi == NULL || curl_multi_add_handle(call->multi, call->curl) != CURLM_OK) {
+        return CURLE_OUT_OF_MEMORY;
+    }
+    while (curl_multi_perform(call->multi, &running) == CURLM_OK && running > 0) {
+        (void)curl_multi_poll(call->multi, &watched, call->watched >= 0 ? 1 : 0, 100, NULL);
+        if (call->ends()) {
+            break;
+        }
+    }
+    while ((message = curl_multi_info_read(call->multi, &(int){0})) != NULL) {
+        rc = message->msg == CURLMSG_DONE ? message->data.result : rc;
+    }
+    (void)curl_multi_remove_handle(call->multi, call->curl);
+    return rc;
 }
 
 int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code_p)
@@ -72,7 +101,7 @@ int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code
     if (post) {
         (void)curl_easy_setopt(call->curl, CURLOPT_POSTFIELDS, "");
     }
-    CURLcode rc = curl_easy_perform(call->curl);
+    CURLcode rc = perform(call);
     (void)curl_easy_setopt(call->curl, CURLOPT_HTTPHEADER, NULL);
     curl_slist_free_all(headers);
     if (rc != CURLE_OK) {

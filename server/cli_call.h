@@ -22,6 +22,11 @@ struct kvp_call {
     const char *token;  /* NULL: none */
     const char *header; /* one more, of POSTs; NULL: none */
     bool quiet;         /* what would be told on stderr is kept in trouble */
+    /* Asked when there is something to read at watched, and ten times a second: true ends the call
+     * that is under way. NULL: nothing does. */
+    bool (*ends)(void);
+    int watched;  /* -1: nothing */
+    CURLM *multi; /* made by the first call that can be ended; to be freed after curl */
     char trouble[1024];
     char *answer; /* of the last one, NUL-terminated; NULL: empty. malloc'd */
     size_t len;

@@ -12,7 +12,7 @@ struct kvp_progress {
     double since_ms;               /* its age when the most was left */
 };
 
-enum { KVP_PROGRESS_MAX = 256 };
+enum { KVP_PROGRESS_MAX = 512 };
 
 /*
  * At most width columns: what it is and its step, a bar of the drain and what is left of it, its

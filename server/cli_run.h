@@ -9,8 +9,8 @@ int kvp_cli_ops(struct kvp_cli *cli);
 int kvp_cli_events(struct kvp_cli *cli);
 int kvp_cli_top(struct kvp_cli *cli);
 
-/* A verb: POST path. can_be_watched: its answer says no more than how it ended. */
-int kvp_cli_verb(struct kvp_cli *cli, const char *path, bool can_be_watched);
+/* A verb: POST path. */
+int kvp_cli_verb(struct kvp_cli *cli, const char *path);
 
 /* Its output is for people who watch it. */
 bool kvp_cli_on_terminal(const struct kvp_cli *cli);

@@ -125,16 +125,10 @@ static void read_keys(void)
            (n < 0 && errno != EINTR && errno != EAGAIN);
 }
 
-/* While a call is under way: nonzero ends it. */
-static int on_call(void *ctx, curl_off_t down, curl_off_t down_now, curl_off_t up,
-                   curl_off_t up_now)
+/* Also while a call is under way. */
+static bool is_over(void)
 {
     struct pollfd keys = {.fd = STDIN_FILENO, .events = POLLIN};
-    (void)ctx;
-    (void)down;
-    (void)down_now;
-    (void)up;
-    (void)up_now;
     if (has_keys && poll(&keys, 1, 0) > 0) {
         read_keys();
     }
@@ -227,6 +221,7 @@ static int live(struct kvp_cli *cli, double interval_s, json_t *all)
     struct kvp_frame frame = {.bold = getenv("NO_COLOR") == NULL};
     int rc = KVP_CLI_DONE;
     has_keys = tcgetattr(STDIN_FILENO, &before) == 0;
+    cli->call.watched = has_keys ? STDIN_FILENO : -1;
     handle_signals();
     enter();
     while (!quit && ended_by == 0) {
@@ -270,8 +265,7 @@ int kvp_cli_top(struct kvp_cli *cli)
     }
     if (is_live) {
         cli->call.quiet = true;
-        (void)curl_easy_setopt(cli->call.curl, CURLOPT_NOPROGRESS, 0L);
-        (void)curl_easy_setopt(cli->call.curl, CURLOPT_XFERINFOFUNCTION, on_call);
+        cli->call.ends = is_over;
         return live(cli, interval_s, all);
     }
     if (cli->json) {

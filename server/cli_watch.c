@@ -5,10 +5,12 @@
  * operation. Elsewhere it is one call, whose answer is printed.
  */
 #include "cli.h"
+#include "cli_grid.h"
 #include "cli_progress.h"
 #include "cli_run.h"
 
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -103,39 +105,70 @@ json_t *kvp_cli_watch(struct kvp_cli *cli, const char *id, double seconds, int *
     return operation;
 }
 
+/* Of an operation of all instances: what became of each. */
+static void tell_members(const json_t *members)
+{
+    const char *name;
+    json_t *member;
+    json_object_foreach((json_t *)(uintptr_t)members, name, member)
+    {
+        char text[KVP_CELL_MAX * 8];
+        const char *error =
+            json_string_value(json_object_get(json_object_get(member, "error"), "message"));
+        const char *status = json_string_value(json_object_get(member, "status"));
+        const char *message = json_string_value(json_object_get(member, "message"));
+        const json_t *undone = json_object_get(member, "undone");
+        const char *why_not = json_string_value(json_object_get(member, "undo_failed"));
+        (void)snprintf(text, sizeof text, "%s: %s%s%s%s", name,
+                       error != NULL     ? error
+                       : status != NULL  ? status
+                       : message != NULL ? message
+                                         : "done",
+                       undone == NULL         ? ""
+                       : json_is_true(undone) ? ", taken back"
+                                              : ", NOT taken back",
+                       why_not != NULL ? ": " : "", why_not != NULL ? why_not : "");
+        kvp_cell_clean(text);
+        (void)printf("  %s\n", text);
+    }
+}
+
 /* How one ended, in a line. */
 static int tell_end(const json_t *operation)
 {
+    char message[1024];
     const char *status = json_string_value(json_object_get(operation, "status"));
     const char *name = json_string_value(json_object_get(operation, "operation"));
     const char *instance = json_string_value(json_object_get(operation, "instance"));
     const char *result = json_string_value(json_object_get(operation, "result"));
-    const char *message = json_string_value(json_object_get(operation, "message"));
+    const char *said = json_string_value(json_object_get(operation, "message"));
     json_int_t id = json_integer_value(json_object_get(operation, "id"));
     double took_s = json_number_value(json_object_get(operation, "elapsed_ms")) / 1e3;
     bool succeeded = status != NULL && strcmp(status, "succeeded") == 0;
 
+    (void)snprintf(message, sizeof message, "%s%s", said != NULL ? ": " : "",
+                   said != NULL ? said : "");
+    kvp_cell_clean(message);
     if (succeeded) {
-        (void)printf("%s of %s: done in %.1f s (operation %" JSON_INTEGER_FORMAT ")%s%s\n", name,
-                     instance, took_s, id, message != NULL ? ": " : "",
-                     message != NULL ? message : "");
+        (void)printf("%s of %s: done in %.1f s (operation %" JSON_INTEGER_FORMAT ")%s\n", name,
+                     instance, took_s, id, message);
+        tell_members(json_object_get(operation, "instances"));
         return KVP_CLI_DONE;
     }
     (void)fprintf(stderr,
                   "kvplane: %s of %s: failed after %.1f s (operation %" JSON_INTEGER_FORMAT
-                  "): %s%s%s\n",
-                  name, instance, took_s, id, result != NULL ? result : "",
-                  message != NULL ? ": " : "", message != NULL ? message : "");
+                  "): %s%s\n",
+                  name, instance, took_s, id, result != NULL ? result : "", message);
+    tell_members(json_object_get(operation, "instances"));
     return KVP_CLI_REFUSED;
 }
 
-int kvp_cli_verb(struct kvp_cli *cli, const char *path, bool can_be_watched)
+int kvp_cli_verb(struct kvp_cli *cli, const char *path)
 {
     char whole[KVP_CLI_QUERY_MAX + 64];
     char id[32];
     long code = 0;
-    bool all = cli->instance != NULL && strcmp(cli->instance, "*") == 0;
-    bool watched = can_be_watched && !all && kvp_cli_on_terminal(cli);
+    bool watched = kvp_cli_on_terminal(cli);
 
     (void)snprintf(whole, sizeof whole, "%s%s", path, cli->query);
     if (watched) {

@@ -211,6 +211,39 @@ class Cli(Commands):
         self.assertEqual({accept for _, _, accept in asked}, {"text/event-stream"})
 
 
+    def test_what_an_engine_says_moves_no_cursor(self):
+        said = "\x1b[2J\x9b1m\x07 ü \x7f"
+
+        class Says(http.server.BaseHTTPRequestHandler):
+            def answer(self, code):
+                data = json.dumps({"message": said, "error": {"message": said}, "more": [said]},
+                                  ensure_ascii=False).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def do_GET(self):
+                self.answer(200)
+
+            def do_POST(self):
+                self.answer(503)
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.HTTPServer(("127.0.0.1", 0), Says)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        url = f"http://127.0.0.1:{server.server_port}"
+        for command in (["status", "--instance", "a"], ["ops", "1"], ["sleep"]):
+            done = self.kvplane(None, *command, "--url", url)
+            text = done.stdout + done.stderr
+            self.assertIn("?[2J??1m? ü ?", text, command)
+            self.assertNotRegex(text.replace("\n", ""), "[\x00-\x1f\x7f-\x9f]", command)
+
+
 class Terminal:
     """A client command on a terminal of its own; what it wrote there is in text."""
 
@@ -315,6 +348,51 @@ class Progress(Commands):
         self.assertNotIn("\x1b", dumb.text)
         self.assertIn("status: sleeping", dumb.text)
         self.clean(engine, daemon)
+
+
+    def test_all_instances_a_reset_and_a_release_show_theirs_too(self):
+        daemon = self.daemon()
+        engines = [self.engine(daemon, name) for name in "ab"]
+        held = engines[1].popen
+        for verb, label, done in (("sleep", "sleep", "sleeping"), ("wake", "wake", "awake"),
+                                  ("reset", "reset_prefix_cache", "done"),
+                                  ("release", "release_kv_cache_memory", "kv_cache_released")):
+            held.send_signal(signal.SIGSTOP)
+            shown = Terminal(self, daemon, verb, "--instance", "*")
+            shown.await_text(rf"\r\x1b\[K{label} \*: [\w ]+ on b, 1 of 2 done  \[#{{10}}\.{{10}}\]  \d")
+            held.send_signal(signal.SIGCONT)
+            self.assertEqual(shown.code(), 0, shown.text)
+            self.assertRegex(shown.text, rf"{label} of \*: done in \d+\.\d s \(operation \d+\)\r\n  a: {done}\r\n"
+                                         rf"  b: {done}\r\n$")
+        self.assertEqual(self.kvplane(daemon, "wake", "--instance", "*").returncode, 0)
+        for verb, label in (("reset", "reset_prefix_cache"), ("release", "release_kv_cache_memory")):
+            held.send_signal(signal.SIGSTOP)
+            shown = Terminal(self, daemon, verb, "--instance", "b")
+            shown.await_text(rf"{label} b: \w+  \d+\.\d s")
+            held.send_signal(signal.SIGCONT)
+            self.assertEqual(shown.code(), 0, shown.text)
+        self.assertEqual(self.kvplane(daemon, "wake", "--instance", "*").returncode, 0)
+        run = engines[1].command("run", first=0, count=8, stall=True)
+        engines[1].event("stalled", id=run)
+        shown = Terminal(self, daemon, "reset", "--instance", "*")
+        self.assertEqual(shown.code(), 1, shown.text)
+        self.assertRegex(shown.text, r"reset_prefix_cache of \*: failed after .*: busy: b: \d+ blocks are held")
+        self.assertRegex(shown.text, r"  b: \d+ blocks are held")
+        daemon.ok("/pause?mode=keep&clear_cache=false&instance=b")
+        daemon.ok("/resume?instance=b")
+        engines[1].wait(run)
+
+        # One that fails: the others are brought back, and who watches is told of each.
+        self.engine(daemon, "c", "--misbehave", "release-refuse:1")
+        shown = Terminal(self, daemon, "sleep", "--instance", "*")
+        self.assertEqual(shown.code(), 1, shown.text)
+        self.assertRegex(shown.text, r"  a: sleeping, taken back\r\n  b: sleeping, taken back\r\n  c: rank 0 answered")
+        number = re.search(r"\(operation (\d+)\)", shown.text)[1]
+        again = self.kvplane(daemon, "ops", number, "--wait", "1")
+        self.assertEqual(again.returncode, 1, again)
+        self.assertIn("instances_all: 3", again.stdout)
+        self.assertRegex(self.kvplane(daemon, "ops").stdout, rf"(?m)^{number} +sleep +\* +failed ")
+        self.clean(*engines, daemon)
 
 
 class Top(Commands):

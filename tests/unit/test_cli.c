@@ -110,6 +110,26 @@ Test(cli, progress_says_what_is_left_and_for_how_long)
         "operation : waits for its turn  [####################] 0 tasks, 0 B left  0.0 s");
 }
 
+Test(cli, progress_of_all_instances_says_how_many_are_done_and_which_is_the_slowest)
+{
+    struct kvp_progress progress = {0};
+    static const char some[] =
+        "{\"operation\":\"sleep\",\"instance\":\"*\",\"step\":\"offload\",\"elapsed_ms\":3000,"
+        "\"slowest\":\"b\",\"instances_all\":4,\"instances_done\":1,"
+        "\"drain\":{\"queued\":0,\"running\":0,\"bytes_left\":0}}";
+    cr_assert_str_eq(line_of(&progress, some, 200),
+                     "sleep *: offload on b, 1 of 4 done  [#####...............]  3.0 s, "
+                     "about 9 s left");
+    static const char drains[] =
+        "{\"operation\":\"sleep\",\"instance\":\"*\",\"step\":\"drain\",\"elapsed_ms\":4000,"
+        "\"slowest\":\"b\",\"instances_all\":4,\"instances_done\":1,"
+        "\"drain\":{\"queued\":0,\"running\":2,\"bytes_left\":1024}}";
+    cr_assert_str_eq(
+        line_of(&progress, drains, 200),
+        "sleep *: drain on b, 1 of 4 done  [....................] 2 tasks, 1 KiB left  "
+        "4.0 s");
+}
+
 static const char *clipped(const char *text, size_t rows, size_t columns, size_t *n_p)
 {
     static char out[512];
