@@ -62,7 +62,8 @@ static void on_accept(struct kvb_io_watch *watch, unsigned events)
     }
 }
 
-static const struct kvt_peer_common common_of_all = {.secret = "s", .secret_len = 1};
+static const struct kvt_peer_common common_of_all = {
+    .secret = "s", .secret_len = 1, .hello_ms = 120000, .silence_ms = 120000, .stall_ms = 120000};
 
 static void *node_main(void *arg)
 {
@@ -199,7 +200,7 @@ static void slot_init(struct client *client, uint32_t node, uint32_t n)
         .ask = {(const uint8_t *)&slot->extent, sizeof slot->extent},
         .answer = slot->answer,
         .answer_cap = sizeof slot->answer,
-        .deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, 60000),
+        .deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, 600000),
         .done = on_done,
     };
 }
@@ -282,7 +283,7 @@ static void one_life(struct client *client)
     }
     kvp_loop_run(client->loop);
 
-    uint64_t bound_ns = kvb_deadline_in_ms(&kvb_clock_real, 10000);
+    uint64_t bound_ns = kvb_deadline_in_ms(&kvb_clock_real, 120000);
     kvt_region_unregister(client->region, bound_ns, bound_ns + 1, on_unregistered, client);
     kvp_loop_run(client->loop);
     kvt_region_destroy(client->region);
