@@ -13,7 +13,7 @@ function tags(instance) {
   return Object.entries(instance.tags).map(([tag, residency]) => (instance.attached
     ? h("li", { class: `chip tone-${RESIDENCY[residency] ?? "bad"}`, "data-tag": tag },
       mark(RESIDENCY[residency] ?? "bad"), h("b", {}, tag), ` ${residency}`)
-    : h("li", { class: "chip", "data-tag": tag }, mark("none"), h("b", {}, tag), ` was ${residency}`)));
+    : h("li", { class: "chip tone-none", "data-tag": tag }, mark("none"), h("b", {}, tag), ` was ${residency}`)));
 }
 
 function load(instance) {
@@ -42,18 +42,13 @@ function shared(instance) {
 }
 
 function queue(name, figures) {
-  return h("span", { class: "queue" }, `${name} `, h("b", {}, `${figures?.queued ?? 0}`), " queued ",
-    h("b", {}, `${figures?.running ?? 0}`), " running",
+  return h("span", { class: "queue" }, `${name} `, h("b", {}, figures?.queued ?? 0), " queued, ",
+    h("b", {}, figures?.running ?? 0), " running",
     figures?.oldest_age_ms > 0 && h("span", { class: "quiet" }, ` · oldest ${span(figures.oldest_age_ms)}`));
 }
 
-const regionsOf = (rank) => (Array.isArray(rank.regions) ? rank.regions : null);
-
 function regionTable(instance, rank) {
-  const regions = regionsOf(rank);
-  if (regions === null) {
-    return h("p", {}, `${count(rank.regions?.registered ?? 0, "region")} registered, ${bytes(rank.regions?.bytes ?? 0)}`);
-  }
+  const regions = rank.regions ?? [];
   if (regions.length === 0) {
     return h("p", { class: "quiet" }, "no regions");
   }
@@ -61,10 +56,10 @@ function regionTable(instance, rank) {
     h("table", {},
       h("thead", {}, h("tr", {}, ["region", "tag", "kind", "state", "gen."].map((name) => h("th", { scope: "col" }, name)),
         ["bytes", "pinned"].map((name) => h("th", { scope: "col", class: "n" }, name)))),
-      h("tbody", {}, regions.map((region) => h("tr", { "data-key": region.id },
+      h("tbody", {}, regions.map((region) => h("tr", { "data-key": `${region.id} ${region.generation}` },
         h("td", {}, region.id), h("td", {}, region.tag),
         h("td", {}, region.kind, region.kept_across_sleep && h("span", { class: "quiet" }, " stays")),
-        h("td", {}, region.state), h("td", {}, region.generation),
+        h("td", {}, region.state, region.transfers > 0 && h("span", { class: "quiet" }, ` ${count(region.transfers, "transfer")}`)), h("td", {}, region.generation),
         h("td", { class: "n" }, bytes(region.bytes)), h("td", { class: "n" }, bytes(region.pinned_bytes)))))));
 }
 
@@ -75,7 +70,7 @@ function rankBlock(instance, rank) {
     h("h4", {}, `Rank ${rank.rank} `, wrong ? [mark("bad"), h("span", { class: "bad" }, wrong)] : h("span", { class: "quiet" }, roles)),
     rank.attached && [
       regionTable(instance, rank),
-      rank.queues && h("p", {}, queue("get", rank.queues.get), " · ", queue("put", rank.queues.put)),
+      rank.queues && h("p", {}, ["lookup", "get", "put"].map((name, i) => [i > 0 && " · ", queue(name, rank.queues[name])])),
     ],
     rank.helper && h("p", { class: "quiet" },
       `GPU helper ${rank.helper.running ? `runs (pid ${rank.helper.pid})` : "does not run"}, ${rank.helper.gpu_rdma}`,
@@ -96,7 +91,7 @@ function buttons(instance, state) {
     Object.entries(VERBS).map(([name, verb]) => h("button", {
       type: "button", "data-do": name, "data-instance": instance.instance,
       class: verb.fit(state) ? "fits" : null, disabled: !instance.attached,
-      "aria-label": `${verb.title ?? verb.label}: ${instance.instance}`,
+      "aria-label": `${verb.label}: ${instance.instance}`,
     }, verb.label)));
 }
 

@@ -129,14 +129,10 @@ export class Stream {
     this.#stop = null;
   }
 
-  /** Not later: the reader is impatient, or has given a token. */
+  /** If it waits to try again: now. */
   now() {
     this.#tries = 0;
-    if (this.#stop === null) {
-      this.start();
-    } else {
-      this.#wake();
-    }
+    this.#wake();
   }
 
   async #run(stopped) {

@@ -22,6 +22,7 @@ const NODES_MAX = 200;
 const TENANTS_MAX = 100;
 const EVENTS_MAX = 200;
 const TOLD_MAX = 4;
+const OWN_MAX = 64;
 const TOLD_MS = 15000;
 const SOON_MS = 120; // after an event
 const BUSY_MS = 500; // while an operation runs
@@ -42,7 +43,7 @@ const known = {
   readOnly: false,
 };
 const log = new EventLog(EVENTS_MAX);
-const own = new Map(); // id of an operation begun here -> its words
+const own = new Map(); // id of an operation begun here -> its words, and the line that says so
 const $ = (id) => document.getElementById(id);
 
 /* ---- showing ---- */
@@ -114,7 +115,7 @@ function drawFleet() {
   const many = known.instances.length > 1;
   $("fleet").hidden = !many;
   show($("fleet"), many ? [h("span", { class: "quiet" }, "all:"), ...Object.entries(VERBS).map(([name, verb]) =>
-    h("button", { type: "button", "data-do": name, "data-all": true, "aria-label": `${verb.title ?? verb.label}: all instances` }, verb.label))] : []);
+    h("button", { type: "button", "data-do": name, "data-all": true, "aria-label": `${verb.label}: all instances` }, verb.label))] : []);
 }
 
 /* What was done, said to everybody: seen, and read out. */
@@ -128,6 +129,7 @@ function tell(text, tone = "good") {
   if (tone !== "bad") {
     setTimeout(() => line.remove(), TOLD_MS);
   }
+  return line;
 }
 
 /* ---- reading ---- */
@@ -266,20 +268,27 @@ const stream = new Stream({
 
 /* Those begun here are told of when they end. */
 function reportOwn() {
-  for (const [id, words] of own) {
+  for (const [id, { words, line }] of own) {
     const operation = known.operations.find((one) => one.id === id);
     if (operation && operation.status !== "running") {
       own.delete(id);
+      line.remove();
       tell(operation.status === "failed" ? `${words} failed: ${operation.message ?? operation.result}` : `${words}: done in ${span(operation.elapsed_ms)}`,
         operation.status === "failed" ? "bad" : "good");
     }
   }
 }
 
-function tellAnswer(words, { status, body }) {
+function tellAnswer(words, line, { status, body }) {
   if (status === 202) {
-    own.set(body.operation_id, words);
-  } else if (body?.success === false) {
+    own.set(body.operation_id, { words, line });
+    while (own.size > OWN_MAX) { // they ended too long ago to be told of
+      own.delete(own.keys().next().value);
+    }
+    return;
+  }
+  line.remove();
+  if (body?.success === false) {
     tell(`${words} failed: ${body.message ?? body.error?.message ?? "the answer says no"}`, "bad");
   } else {
     tell(`${words}: done`);
@@ -290,10 +299,11 @@ async function act(path, words) {
   if (path === null) {
     return;
   }
-  tell(`${words}: asked`, "busy");
+  const line = tell(`${words}: asked`, "busy");
   try {
-    tellAnswer(words, await post(path));
+    tellAnswer(words, line, await post(path));
   } catch (error) {
+    line.remove();
     if (error instanceof Refused && error.status === 403 && token.get() !== "") {
       known.readOnly = true;
       tell(`${words}: read only. ${error.message}`, "bad");
@@ -350,20 +360,20 @@ document.addEventListener("toggle", (event) => {
 
 /* ---- life of the page ---- */
 
-function begin() {
-  stopped = new AbortController();
-  known.link = { is: "connecting" };
-  slowAt = 0;
-  stream.now();
-  soon(0);
-  draw();
-}
-
 function end() {
   stream.stop();
   stopped.abort();
   clearTimeout(timer);
   timer = 0;
+}
+
+/* Also anew, with another token. */
+function begin() {
+  end();
+  stopped = new AbortController();
+  slowAt = 0;
+  stream.start();
+  soon(0);
 }
 
 document.addEventListener("visibilitychange", () => {

@@ -102,11 +102,25 @@ function chosen(options) {
   return parameters;
 }
 
-/* The value of the button that closed it; "": Escape, or Cancel. */
+const asked = new Map(); // dialog -> what takes the answer
+
+/*
+ * The value of the button that closed it; "": Escape, or Cancel. That it was closed is told a
+ * moment later, when it may be open again for another question: then it is that one's no more.
+ */
 function ask(dialog) {
+  asked.get(dialog)?.("");
   dialog.returnValue = "";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }));
+  return new Promise((resolve) => {
+    const closed = () => dialog.open || asked.get(dialog)(dialog.returnValue);
+    asked.set(dialog, (value) => {
+      dialog.removeEventListener("close", closed);
+      asked.delete(dialog);
+      resolve(value);
+    });
+    dialog.addEventListener("close", closed);
+  });
 }
 
 /** Asks; the path to POST to, or null. names: of the instances it is for; all: of every one. */
