@@ -15,7 +15,17 @@ struct entry {
     struct kvp_view view; /* only its name is valid before it is published */
 };
 
+struct thread {
+    char name[KVB_NAME_MAX];
+    uint64_t bound_ns;
+    uint64_t (*beat_ns)(void *ctx, uint32_t which);
+    void *ctx;
+    uint32_t which;
+};
+
 struct kvp_board {
+    struct thread *threads;        /* immutable once questions are asked */
+    uint32_t nthreads;             /* the same */
     const struct kvb_clock *clock; /* immutable */
     uint64_t heartbeat_ns;         /* immutable */
     _Atomic(uint64_t) beat_ns;     /* relaxed: only its age is looked at */
@@ -90,9 +100,27 @@ void kvp_board_destroy(struct kvp_board *board)
 {
     if (board != NULL) {
         kvb_mutex_cleanup(&board->lock);
+        free(board->threads);
         free(board->entries);
         free(board);
     }
+}
+
+kvb_status_t kvp_board_watch(struct kvp_board *board, const char *name, uint64_t bound_ms,
+                             uint64_t (*beat_ns)(void *ctx, uint32_t which), void *ctx,
+                             uint32_t which)
+{
+    struct thread *threads =
+        realloc(board->threads, (board->nthreads + 1) * sizeof *board->threads);
+    if (threads == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    board->threads = threads;
+    struct thread *thread = &threads[board->nthreads++];
+    *thread = (struct thread){
+        .bound_ns = bound_ms * KVB_NS_PER_MS, .beat_ns = beat_ns, .ctx = ctx, .which = which};
+    snprintf(thread->name, sizeof thread->name, "%s", name);
+    return KVB_OK;
 }
 
 void kvp_board_publish(struct kvp_board *board, const struct kvp_view *view)
@@ -182,6 +210,18 @@ static void ask_instance(struct asking *asking, enum kvp_board_question question
     }
 }
 
+static void ask_thread(struct asking *asking, const struct thread *thread, uint64_t now_ns)
+{
+    char reason[KVP_BOARD_REASON_MAX];
+    uint64_t beat_ns = thread->beat_ns(thread->ctx, thread->which);
+
+    if (now_ns > beat_ns && now_ns - beat_ns > thread->bound_ns) {
+        snprintf(reason, sizeof reason, "thread %s is stuck: nothing from it for %.1f s",
+                 thread->name, (double)(now_ns - beat_ns) / (double)KVB_NS_PER_S);
+        no(asking, reason);
+    }
+}
+
 bool kvp_board_ask(struct kvp_board *board, enum kvp_board_question question,
                    kvp_board_reason_fn reason, void *arg)
 {
@@ -194,9 +234,12 @@ bool kvp_board_ask(struct kvp_board *board, enum kvp_board_question question,
 
     if (question != KVP_BOARD_STARTED && now_ns > beat_ns &&
         now_ns - beat_ns > board->heartbeat_ns) {
-        no(&asking, "the daemon's loop does not turn");
+        no(&asking, "thread main is stuck: the daemon's loop does not turn");
     }
     if (question == KVP_BOARD_LIVE) {
+        for (uint32_t i = 0; i < board->nthreads; i++) {
+            ask_thread(&asking, &board->threads[i], now_ns);
+        }
         return asking.yes;
     }
     if (kvp_board_is_stopping(board) && question != KVP_BOARD_STARTED) {

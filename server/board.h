@@ -7,9 +7,10 @@
 #include "base/clock.h"
 
 /*
- * What probes read (promise P6): the last published view of every instance, and the loop's
- * heartbeat. The loop writes, the HTTP thread reads, under a lock that is held for a copy and never
- * across anything that waits; so a probe is answered in every state, also when the loop hangs.
+ * What probes read (promise P6): the last published view of every instance, the loop's heartbeat,
+ * and those of other threads. The loop writes, the HTTP thread reads, under a lock that is held for
+ * a copy and never across anything that waits; so a probe is answered in every state, also when the
+ * loop hangs.
  */
 struct kvp_board;
 
@@ -28,6 +29,13 @@ void kvp_board_destroy(struct kvp_board *board);
 void kvp_board_publish(struct kvp_board *board, const struct kvp_view *view);
 /* The loop has turned; at least every heartbeat_ms / 4. */
 void kvp_board_beat(struct kvp_board *board);
+/* A thread beside the loop, before the first question. beat_ns: any thread; when it last showed
+ * that it goes on, KVB_NEVER if it has nothing to do. It is stuck if that is more than bound_ms
+ * ago. name: copied, at most KVB_NAME_MAX - 1 bytes. NO_MEMORY. */
+KVB_MUST_USE kvb_status_t kvp_board_watch(struct kvp_board *board, const char *name,
+                                          uint64_t bound_ms,
+                                          uint64_t (*beat_ns)(void *ctx, uint32_t which), void *ctx,
+                                          uint32_t which);
 /* From now on /health and /readyz say that the process is going, and answers close their
  * connection. Before kvp_control_close(). */
 void kvp_board_stopping(struct kvp_board *board);
@@ -40,7 +48,7 @@ typedef void (*kvp_board_reason_fn)(void *arg, const char *reason);
 
 enum kvp_board_question {
     KVP_BOARD_HEALTH,  /* every configured or once attached instance is alive, asleep or not */
-    KVP_BOARD_LIVE,    /* the loop turns */
+    KVP_BOARD_LIVE,    /* the loop turns, and no other thread is stuck */
     KVP_BOARD_READY,   /* every instance may take traffic */
     KVP_BOARD_STARTED, /* every configured instance has attached once, and at least one */
 };

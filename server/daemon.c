@@ -35,6 +35,7 @@
 enum {
     STREAM_BEAT_MS = 15000, /* event streams show that they live */
     HEARTBEAT_MS = 2000,    /* a loop that has not turned for so long hangs */
+    PARSING_MS = 10000,     /* no body takes so long to parse */
     STOP_MS = 15000,        /* transfers of engines that were let go have ended by then */
     INSTANCES_MAX = 64,     /* in `instances` */
 };
@@ -52,6 +53,7 @@ struct kvp_daemon {
     struct kvp_link *link;
     struct kvp_control *control;
     struct kvp_http *http;
+    _Atomic(uint64_t) parsing_since_ns; /* kvp_http_config */
     char url[KVP_ADDRESS_MAX];
     struct kvp_collect collect;
     struct kvp_dump *dump;
@@ -314,6 +316,35 @@ static const struct kvp_http_ops http_ops = {.probe = on_probe,
 static const struct kvp_loop_ops loop_ops = {
     .woken = on_woken, .signalled = on_signalled, .beat = on_beat};
 
+static uint64_t io_beat_ns(void *ctx, uint32_t which)
+{
+    return kvp_server_thread_beat_ns(ctx, which);
+}
+
+static uint64_t bodies_beat_ns(void *ctx, uint32_t which)
+{
+    const struct kvp_daemon *daemon = ctx;
+    (void)which;
+    uint64_t since_ns = atomic_load(&daemon->parsing_since_ns);
+    return since_ns != 0 ? since_ns : KVB_NEVER;
+}
+
+/* The board is asked before the storage goes. */
+static kvb_status_t watch_threads(struct kvp_daemon *daemon)
+{
+    const struct kvp_server *server = kvp_storage_server(daemon->storage);
+    uint32_t n = server != NULL ? kvp_server_threads(server) : 0;
+    kvb_status_t status =
+        kvp_board_watch(daemon->board, "bodies", PARSING_MS, bodies_beat_ns, daemon, 0);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        char name[KVB_NAME_MAX];
+        (void)snprintf(name, sizeof name, "io-%u", i);
+        status = kvp_board_watch(daemon->board, name, HEARTBEAT_MS, io_beat_ns,
+                                 (void *)(uintptr_t)server, i);
+    }
+    return status;
+}
+
 static kvb_status_t create_board(struct kvp_daemon *daemon)
 {
     char names[INSTANCES_MAX][KVB_NAME_MAX];
@@ -443,6 +474,7 @@ static kvb_status_t create_http(struct kvp_daemon *daemon)
     const struct kvp_config *config = daemon->config;
     const struct kvp_rest_config rest = kvp_config_rest(config);
     const struct kvp_http_config http = {.routes = &kvp_route_table,
+                                         .parsing_since_ns = &daemon->parsing_since_ns,
                                          .inbox = kvp_control_inbox(daemon->control),
                                          .ops = &http_ops,
                                          .ctx = daemon};
@@ -473,6 +505,9 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
                          daemon->loop);
         kvs_client_on_moved(kvp_storage_client(daemon->storage), on_moved, daemon);
         status = create_board(daemon);
+    }
+    if (status == KVB_OK) {
+        status = watch_threads(daemon);
     }
     if (status == KVB_OK) {
         status = kvp_events_create(kvp_events_epoch(), &daemon->events);

@@ -320,6 +320,11 @@ struct kvt_regions *kvp_storage_regions(struct kvp_storage *storage)
     return storage->regions;
 }
 
+const struct kvp_server *kvp_storage_server(const struct kvp_storage *storage)
+{
+    return storage->server;
+}
+
 struct kvs_share *kvp_storage_share(struct kvp_storage *storage)
 {
     return storage->share;

@@ -38,7 +38,8 @@ const char *kvp_storage_transport(const struct kvp_storage *storage, struct kvs_
 struct kvs_client *kvp_storage_client(struct kvp_storage *storage);
 struct kvs_coordinator *kvp_storage_coordinator(struct kvp_storage *storage);
 struct kvt_regions *kvp_storage_regions(struct kvp_storage *storage);
-struct kvs_share *kvp_storage_share(struct kvp_storage *storage); /* NULL: none */
+const struct kvp_server *kvp_storage_server(const struct kvp_storage *storage); /* NULL: none */
+struct kvs_share *kvp_storage_share(struct kvp_storage *storage);               /* NULL: none */
 struct kvp_cluster *kvp_storage_cluster(struct kvp_storage *storage);
 /* With which an RDMA device is to reach GPU memory; NULL: it is not. */
 const struct kvt_cuda_direct *kvp_storage_gpu_rdma(const struct kvp_storage *storage);

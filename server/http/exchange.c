@@ -390,7 +390,7 @@ static enum MHD_Result let_parse(struct kvp_exchange *exchange)
     exchange->phase = KVP_PARSING;
     kvp_connection_answering(exchange->connection);
     MHD_suspend_connection(exchange->mhd);
-    if (kvb_queue_put(&exchange->http->parsing, &exchange->request.item) != KVB_OK) {
+    if (kvp_parser_put(exchange) != KVB_OK) {
         kvp_exchange_refuse(exchange, 503, NULL, "the daemon is shutting down");
         MHD_resume_connection(exchange->mhd);
     }

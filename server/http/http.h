@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
@@ -87,6 +88,9 @@ struct kvp_http_config {
     const struct kvb_clock *clock;
     const struct kvb_random *random; /* request ids */
     const struct kvp_route_table *routes;
+    /* NULL, or where it is told since when the thread for large bodies has had one; 0: it has none.
+     * Named bodies. */
+    _Atomic(uint64_t) *parsing_since_ns;
     struct kvp_inbox *inbox; /* of the loop that answers routes of kind CONTROL */
     const struct kvp_http_ops *ops;
     void *ctx;

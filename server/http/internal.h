@@ -76,7 +76,8 @@ struct kvp_http {
     uint64_t bodies;   /* bytes of all request bodies */
     struct kvb_id id;  /* the last request's that brought none */
     /* any thread */
-    struct kvb_queue parsing; /* exchanges by request.item */
+    _Atomic(uint64_t) parsing_since_ns; /* if nobody else wants to know */
+    struct kvb_queue parsing;           /* exchanges by request.item */
     sem_t parser_woken;
     atomic_bool parser_stopping;
     /* guarded by lock */
@@ -135,6 +136,8 @@ enum MHD_Result kvp_exchange_queue(struct kvp_exchange *exchange, struct MHD_Res
 enum MHD_Result kvp_exchange_answer(struct kvp_exchange *exchange);
 
 /* parse.c */
+/* Gives the exchange to the thread below. */
+KVB_MUST_USE kvb_status_t kvp_parser_put(struct kvp_exchange *exchange);
 /* Reads body and parameters; refuses if they are wrong. The exchange's owner. */
 void kvp_exchange_parse(struct kvp_exchange *exchange);
 /* The thread that does so for large bodies, and resumes. arg: the struct kvp_http. */

@@ -108,16 +108,30 @@ static struct kvp_exchange *exchange_of(struct kvb_item *item)
     return exchange;
 }
 
+/* Before it is put: else the thread might be done with it already. */
+kvb_status_t kvp_parser_put(struct kvp_exchange *exchange)
+{
+    struct kvp_http *http = exchange->http;
+    uint64_t none = 0;
+
+    (void)atomic_compare_exchange_strong(http->config.parsing_since_ns, &none,
+                                         kvb_now_ns(http->config.clock));
+    return kvb_queue_put(&http->parsing, &exchange->request.item);
+}
+
 static void *parse_all(void *arg)
 {
     struct kvp_http *http = arg;
     struct kvb_item *item;
 
+    (void)pthread_setname_np(pthread_self(), "bodies");
     while (!atomic_load(&http->parser_stopping)) {
         while ((item = kvb_queue_pop(&http->parsing)) != NULL) {
             struct kvp_exchange *exchange = exchange_of(item);
+            atomic_store(http->config.parsing_since_ns, kvb_now_ns(http->config.clock));
             kvp_exchange_parse(exchange);
             MHD_resume_connection(exchange->mhd); /* now it is the HTTP thread's */
+            atomic_store(http->config.parsing_since_ns, 0);
         }
         while (sem_wait(&http->parser_woken) != 0) { /* interrupted by a signal */
         }
@@ -127,6 +141,9 @@ static void *parse_all(void *arg)
 
 kvb_status_t kvp_parser_start(struct kvp_http *http, uint32_t queue_max)
 {
+    if (http->config.parsing_since_ns == NULL) {
+        http->config.parsing_since_ns = &http->parsing_since_ns;
+    }
     if (sem_init(&http->parser_woken, 0, 0) != 0) {
         return KVB_ERR_LIMIT;
     }

@@ -110,6 +110,9 @@ static const struct kvp_loop_ops loop_ops = {.woken = on_woken, .beat = on_beat}
 static void *work(void *arg)
 {
     struct worker *worker = arg;
+    char name[16];
+    (void)snprintf(name, sizeof name, "io-%u", (unsigned)(worker - worker->server->workers));
+    (void)pthread_setname_np(pthread_self(), name);
     kvp_loop_run(worker->loop);
     kvs_service_destroy(worker->service);
     worker->service = NULL;
@@ -347,10 +350,20 @@ uint64_t kvp_server_beat_ns(const struct kvp_server *server)
 {
     uint64_t oldest_ns = KVB_NEVER;
     for (uint32_t i = 0; i < server->nworkers; i++) {
-        uint64_t beat_ns = kvp_loop_beat_ns(server->workers[i].loop);
+        uint64_t beat_ns = kvp_server_thread_beat_ns(server, i);
         oldest_ns = beat_ns < oldest_ns ? beat_ns : oldest_ns;
     }
     return oldest_ns;
+}
+
+uint32_t kvp_server_threads(const struct kvp_server *server)
+{
+    return server->nworkers;
+}
+
+uint64_t kvp_server_thread_beat_ns(const struct kvp_server *server, uint32_t i)
+{
+    return kvp_loop_beat_ns(server->workers[i].loop);
 }
 
 void kvp_server_destroy(struct kvp_server *server)

@@ -46,6 +46,9 @@ uint16_t kvp_server_rdma_port(const struct kvp_server *server);
 void kvp_server_stats(struct kvp_server *server, struct kvs_service_stats *stats_p);
 /* Any thread: when the thread that is furthest behind last turned its loop (monotonic). */
 uint64_t kvp_server_beat_ns(const struct kvp_server *server);
+/* Any thread: the threads, and when the i-th, which is named io-I, last turned its loop. */
+uint32_t kvp_server_threads(const struct kvp_server *server);
+uint64_t kvp_server_thread_beat_ns(const struct kvp_server *server, uint32_t i);
 /* Closes every connection and ends the threads, which takes a turn of each. NULL: nothing. */
 void kvp_server_destroy(struct kvp_server *server);
 

@@ -182,10 +182,14 @@ static void ask(const struct kvp_store *store, bool ready, const char *yes,
     uint64_t since_ns = kvb_now_ns(&kvb_clock_real) - HEARTBEAT_MS * KVB_NS_PER_MS;
     json_t *reasons = json_array();
     if (kvp_loop_beat_ns(store->loop) < since_ns) {
-        (void)json_array_append_new(reasons, json_string("the node's loop does not turn"));
+        (void)json_array_append_new(
+            reasons, json_string("thread main is stuck: the node's loop does not turn"));
     }
-    if (kvp_server_beat_ns(store->server) < since_ns) {
-        (void)json_array_append_new(reasons, json_string("an I/O thread's loop does not turn"));
+    for (uint32_t i = 0; i < kvp_server_threads(store->server); i++) {
+        if (kvp_server_thread_beat_ns(store->server, i) < since_ns) {
+            (void)json_array_append_new(
+                reasons, json_sprintf("thread io-%u is stuck: its loop does not turn", i));
+        }
     }
     if (ready && atomic_load(&store->draining)) {
         (void)json_array_append_new(reasons, json_string("the node is leaving"));

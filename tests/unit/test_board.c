@@ -130,6 +130,39 @@ Test(board, a_loop_that_does_not_turn_is_not_alive)
     cr_expect(ask(KVP_BOARD_HEALTH));
 }
 
+static uint64_t beats_ns[2];
+
+static uint64_t read_beat(void *ctx, uint32_t which)
+{
+    return ((const uint64_t *)ctx)[which];
+}
+
+Test(board, a_stuck_thread_is_named_by_livez_alone)
+{
+    create(NULL, 0);
+    publish("a", true, true, true);
+    cr_assert_eq(kvp_board_watch(board, "io-0", 2000, read_beat, beats_ns, 0), KVB_OK);
+    cr_assert_eq(kvp_board_watch(board, "bodies", 500, read_beat, beats_ns, 1), KVB_OK);
+    beats_ns[0] = now_ns;
+    beats_ns[1] = KVB_NEVER; /* has nothing to do */
+    for (int i = 0; i < 20; i++) {
+        now_ns += 100 * KVB_NS_PER_MS;
+        kvp_board_beat(board);
+        cr_expect(ask(KVP_BOARD_LIVE));
+    }
+    now_ns += 1;
+    cr_expect(!ask(KVP_BOARD_LIVE));
+    cr_expect_eq(nreasons, 1);
+    cr_expect_str_eq(reasons[0], "thread io-0 is stuck: nothing from it for 2.0 s");
+    cr_expect(ask(KVP_BOARD_HEALTH), "the engine is alive");
+    beats_ns[1] = now_ns - 500 * KVB_NS_PER_MS - 1;
+    cr_expect(!ask(KVP_BOARD_LIVE));
+    cr_expect_eq(nreasons, 2, "each by its own bound");
+    beats_ns[0] = now_ns + 1; /* it goes on, a little later than we looked at the clock */
+    beats_ns[1] = KVB_NEVER;
+    cr_expect(ask(KVP_BOARD_LIVE));
+}
+
 Test(board, stopping_is_told_by_all_but_livez_and_startupz)
 {
     create(NULL, 0);
