@@ -146,8 +146,11 @@ static int tell_end(const json_t *operation)
     double took_s = json_number_value(json_object_get(operation, "elapsed_ms")) / 1e3;
     bool succeeded = status != NULL && strcmp(status, "succeeded") == 0;
 
-    (void)snprintf(message, sizeof message, "%s%s", said != NULL ? ": " : "",
-                   said != NULL ? said : "");
+    const char *side = json_string_value(json_object_get(operation, "side"));
+    const char *at = json_string_value(json_object_get(operation, "at"));
+    (void)snprintf(message, sizeof message, "%s%s%s%s%s%s%s", side != NULL ? " (" : "",
+                   side != NULL ? side : "", at != NULL ? " " : "", at != NULL ? at : "",
+                   side != NULL ? ")" : "", said != NULL ? ": " : "", said != NULL ? said : "");
     kvp_cell_clean(message);
     if (succeeded) {
         (void)printf("%s of %s: done in %.1f s (operation %" JSON_INTEGER_FORMAT ")%s\n", name,

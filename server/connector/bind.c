@@ -224,6 +224,9 @@ static void on_coord_answer(struct kvs_coord_request *request, kvb_status_t stat
         break;
     default: /* tenant reset */
         if (call->op != NULL) {
+            if (status != KVB_OK) {
+                kvp_op_blame(call->op, KVP_SIDE_COORDINATOR, NULL);
+            }
             kvp_op_step_done(call->op, status);
         }
         break;

@@ -285,6 +285,58 @@ const char *kvp_operation_label(enum kvp_operation operation)
     return labels[operation];
 }
 
+const char *kvp_side_text(enum kvp_side side)
+{
+    static const char *const texts[] = {
+#define X(name, text) [KVP_SIDE_##name] = (text),
+        KVP_SIDES(X)
+#undef X
+    };
+    return texts[side];
+}
+
+#define SIDE_TABLE(X)                                                                              \
+    X(OK, DAEMON)                                                                                  \
+    X(IN_PROGRESS, DAEMON)                                                                         \
+    X(ERR_INVALID, CLIENT)                                                                         \
+    X(ERR_NOT_FOUND, CLIENT)                                                                       \
+    X(ERR_EXISTS, CLIENT)                                                                          \
+    X(ERR_TOO_LARGE, CLIENT)                                                                       \
+    X(ERR_UNSUPPORTED, CLIENT)                                                                     \
+    X(ERR_BAD_STATE, CLIENT)                                                                       \
+    X(ERR_BUSY, CLIENT)                                                                            \
+    X(ERR_FENCED, CLIENT)                                                                          \
+    X(ERR_TICKET, STORE)                                                                           \
+    X(ERR_GENERATION, ENGINE)                                                                      \
+    X(ERR_CHECKSUM, STORE)                                                                         \
+    X(ERR_CLOSED, CLIENT)                                                                          \
+    X(ERR_AGAIN, DAEMON)                                                                           \
+    X(ERR_NO_SPACE, STORE)                                                                         \
+    X(ERR_QUOTA, STORE)                                                                            \
+    X(ERR_TIMEOUT, ENGINE)                                                                         \
+    X(ERR_CANCELED, CLIENT)                                                                        \
+    X(ERR_PROTOCOL, ENGINE)                                                                        \
+    X(ERR_DISCONNECTED, ENGINE)                                                                    \
+    X(ERR_UNAVAILABLE, COORDINATOR)                                                                \
+    X(ERR_REFUSED, ENGINE)                                                                         \
+    X(ERR_DRAINING, STORE)                                                                         \
+    X(ERR_NO_MEMORY, DAEMON)                                                                       \
+    X(ERR_IO, DAEMON)                                                                              \
+    X(ERR_LIMIT, DAEMON)                                                                           \
+    X(ERR_INTERNAL, DAEMON)
+
+enum kvp_side kvp_side_of(kvb_status_t status)
+{
+    switch (status) { /* no default: a new status without a line here is a warning */
+#define X(name, side)                                                                              \
+    case KVB_##name:                                                                               \
+        return KVP_SIDE_##side;
+        SIDE_TABLE(X)
+#undef X
+    }
+    return KVP_SIDE_DAEMON;
+}
+
 bool kvp_operation_takes_slot(enum kvp_operation operation)
 {
     static const bool slots[] = {

@@ -87,6 +87,21 @@ enum kvp_external {
     KVP_EXTERNAL_FAILED
 };
 
+/* Whose fault a failure is: who has to look. */
+#define KVP_SIDES(X)                                                                               \
+    X(DAEMON, "daemon") /* this process: its memory, its registrations */                          \
+    X(CLIENT, "client") /* who asked, or another who did: not allowed now, or canceled */          \
+    X(ENGINE, "engine") X(STORE, "store") X(COORDINATOR, "coordinator")
+enum kvp_side {
+#define X(name, text) KVP_SIDE_##name,
+    KVP_SIDES(X)
+#undef X
+};
+const char *kvp_side_text(enum kvp_side side);
+/* Where nothing more is known than how it ended. */
+enum kvp_side kvp_side_of(kvb_status_t status);
+#define KVP_AT_MAX (KVB_NAME_MAX + 12)
+
 struct kvp_view;             /* below */
 struct kvp_operation_record; /* below */
 
@@ -99,7 +114,9 @@ struct kvp_outcome {
      */
     kvb_status_t status;
     const char
-        *message; /* failures: what happened, what state the instance is in now, what to do */
+        *message;       /* failures: what happened, what state the instance is in now, what to do */
+    enum kvp_side side; /* failures: whose it is, */
+    const char *at;     /* and where there: of an engine NAME/RANK, or NAME; NULL: not known */
     uint64_t operation_id;
     bool nothing_to_do;   /* it was so already */
     bool local_done;      /* RESET: the engine's own cache is empty */
@@ -276,6 +293,8 @@ struct kvp_operation_record {
     bool finished;
     kvb_status_t status;
     char message[256];
+    enum kvp_side side; /* failures, as in the outcome */
+    char at[KVP_AT_MAX];
     char step[32];
     uint64_t started_ns, finished_ns, deadline_ns;
     struct kvp_drain_progress drain;

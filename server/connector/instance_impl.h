@@ -78,6 +78,7 @@ struct kvp_op {
     /* the answer */
     kvb_status_t status;
     char message[KVP_MESSAGE_MAX];
+    bool blamed; /* whose fault it is, is in the record */
     bool nothing_to_do;
     bool local_done;
     uint32_t blocks_held;
@@ -170,7 +171,8 @@ const struct kvp_plan *kvp_op_plan(const struct kvp_op *op);
 void kvp_op_lineage_moved(struct kvp_instance *instance);
 /* The step ends when that is so; SETTLED also at the deadline, if the leaving is acknowledged. */
 bool kvp_op_wait_for(struct kvp_op *op, enum kvp_op_wait wait, uint64_t deadline_ns);
-/* The first failure's words win. */
+/* The first failure's words win, and whose it is. rank: NULL: of none. */
+void kvp_op_blame(struct kvp_op *op, enum kvp_side side, const struct kvp_rank *rank);
 void kvp_op_say(struct kvp_op *op, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- steps.c ---- */

@@ -114,12 +114,32 @@ static void op_free(struct kvp_op *op)
 
 /* ---- answering ---- */
 
+void kvp_op_blame(struct kvp_op *op, enum kvp_side side, const struct kvp_rank *rank)
+{
+    struct kvp_operation_record *record = &op->record;
+    if (op->blamed) {
+        return;
+    }
+    op->blamed = true;
+    record->side = side;
+    if (side == KVP_SIDE_ENGINE && rank != NULL) {
+        snprintf(record->at, sizeof record->at, "%s/%u", record->instance, rank->index);
+    } else if (side == KVP_SIDE_ENGINE) {
+        snprintf(record->at, sizeof record->at, "%s", record->instance);
+    }
+}
+
 static void answer(struct kvp_op *op)
 {
+    if (op->status != KVB_OK) {
+        kvp_op_blame(op, kvp_side_of(op->status), NULL);
+    }
     struct kvp_view view;
     struct kvp_outcome outcome = {
         .status = op->status,
         .message = op->message,
+        .side = op->record.side,
+        .at = op->record.at[0] != '\0' ? op->record.at : NULL,
         .operation_id = op->record.id,
         .nothing_to_do = op->nothing_to_do,
         .local_done = op->local_done,
@@ -323,6 +343,9 @@ static kvb_status_t refuse_to(struct kvp_fleet *fleet, const struct kvp_ask *ask
     }
     snprintf(op->record.request_id, sizeof op->record.request_id, "%s", request_id);
     kvp_op_say(op, "%s", message);
+    if (status == KVB_ERR_BAD_STATE) { /* not attached */
+        kvp_op_blame(op, KVP_SIDE_ENGINE, NULL);
+    }
     *id_p = op->record.id;
     reject_later(op, status);
     return KVB_OK;
@@ -752,6 +775,11 @@ static void step_failed(struct kvp_op *op)
         return;
     }
     op->status = op->cancel != NULL ? KVB_ERR_CANCELED : op->step_status;
+    if (op->cancel != NULL) { /* what an engine answers to that is no fault of its own */
+        op->blamed = false;
+        op->record.at[0] = '\0';
+        kvp_op_blame(op, KVP_SIDE_CLIENT, NULL);
+    }
     if (beside(op)) {
         kvp_op_say(op, "%s", kvb_status_text(op->step_status));
         finish(op);
@@ -912,10 +940,14 @@ static void on_moved(struct kvb_event *event)
     bool failed = instance->ack_status != KVB_OK && instance->ack_status != KVB_IN_PROGRESS;
     if (op->wait == KVP_WAIT_RETIRED) {
         if (l->retire_ask == 0) {
+            if (l->nretired > 0 || instance->retire_status != KVB_OK) {
+                kvp_op_blame(op, KVP_SIDE_COORDINATOR, NULL);
+            }
             kvp_op_step_done(op, l->nretired > 0 ? KVB_ERR_UNAVAILABLE : instance->retire_status);
         }
     } else if (!acked && failed) {
         kvp_op_say(op, "the engine did not acknowledge that it left its lineage");
+        kvp_op_blame(op, KVP_SIDE_ENGINE, NULL);
         kvp_op_step_done(op, instance->ack_status);
     } else if (acked && (op->wait == KVP_WAIT_ACK || kvp_lineage_settled(l))) {
         kvp_op_step_done(op, KVB_OK);

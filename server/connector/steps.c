@@ -368,6 +368,11 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
     if (status != KVB_OK && op->step_status == KVB_OK) {
         op->step_status = status;
         say_why(op, call, status);
+        kvp_op_blame(op,
+                     asks_engine(call) || status == KVB_ERR_DISCONNECTED ? KVP_SIDE_ENGINE
+                     : call->type == KVB_LINK_EVENT                      ? KVP_SIDE_STORE
+                                                                         : KVP_SIDE_DAEMON,
+                     call->rank);
     }
     free(call);
     if (--op->left == 0) {
@@ -386,6 +391,7 @@ static struct step_call *call_create(struct kvp_op *op, struct kvp_rank *rank,
     struct step_call *call = calloc(1, sizeof *call);
     if (call == NULL) {
         op->step_status = KVB_ERR_NO_MEMORY;
+        kvp_op_blame(op, KVP_SIDE_DAEMON, NULL);
         return NULL;
     }
     call->op = op;

@@ -140,6 +140,8 @@ json_t *kvp_answer_reset(const struct kvp_pending *pending, const struct kvp_out
                              "external", external_text(outcome->external));
     if (!success) {
         kvp_json_set_text(json, "message", kvp_outcome_message(outcome));
+        kvp_json_set_side(json, outcome->status != KVB_OK ? outcome->side : KVP_SIDE_COORDINATOR,
+                          outcome->at);
         kvp_json_set_u64(json, "blocks_held", outcome->blocks_held);
     }
     return json;

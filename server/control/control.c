@@ -71,6 +71,7 @@ json_t *kvp_failure_body(const struct kvp_pending *pending, const struct kvp_out
     }
     json_t *body = kvp_error_body(http_status, param, kvp_outcome_message(outcome));
     kvp_json_set_text(body, "status", kvb_status_label(outcome->status));
+    kvp_json_set_side(body, outcome->side, outcome->at);
     if (outcome->operation_id != 0) {
         kvp_json_set_u64(body, "operation_id", outcome->operation_id);
     }
@@ -134,7 +135,8 @@ static void on_flush_again(struct kvb_timer *timer)
         return;
     }
     if (pending->request != NULL) {
-        reply_failure(pending, &(struct kvp_outcome){.status = status});
+        reply_failure(pending,
+                      &(struct kvp_outcome){.status = status, .side = kvp_side_of(status)});
     }
     kvp_pending_free(pending);
 }
@@ -158,6 +160,7 @@ static bool finish_flush(struct kvp_pending *pending, const struct kvp_outcome *
     json_t *body = kvp_error_body(400, NULL, kvp_outcome_message(outcome));
     (void)json_object_set_new(body, "success", json_false());
     kvp_json_set_text(body, "message", kvp_outcome_message(outcome));
+    kvp_json_set_side(body, outcome->side, outcome->at);
     kvp_json_set_u64(body, "blocks_held", outcome->blocks_held);
     kvp_control_reply(control, pending->request, 400, body, 0);
     return true;

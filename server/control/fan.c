@@ -173,6 +173,9 @@ static json_t *answer_of(const struct kvp_fan *fan, unsigned http_status)
         http_status >= 400 ? kvp_error_body(http_status, NULL, fan->message) : json_object();
 
     (void)json_object_set_new(body, "success", json_boolean(!failed));
+    if (failed) {
+        kvp_json_set_side(body, fan->record.side, fan->record.at);
+    }
     kvp_json_set_text(body, "message", failed ? fan->message : fan->pending->action->text);
     kvp_json_set_u64(body, "operation_id", fan->record.id);
     (void)json_object_set_new(body, "instances", entries_json(fan));
@@ -250,6 +253,7 @@ static void note_failure(struct kvp_fan *fan, const char *who, kvb_status_t stat
 {
     if (fan->record.status == KVB_OK) {
         fan->record.status = status;
+        fan->record.side = kvp_side_of(status);
         snprintf(fan->message, sizeof fan->message, "%s: %s", who, message);
         snprintf(fan->record.message, sizeof fan->record.message, "%.255s", fan->message);
     }
@@ -348,7 +352,13 @@ static void on_done(void *arg, const struct kvp_outcome *outcome)
     if (fan->phase == FAN_FIRST && status == KVB_OK && !outcome->nothing_to_do) {
         entry->did = outcome->operation_id;
     }
+    bool first = fan->record.status == KVB_OK;
     take(entry, status, answer, kvp_outcome_message(outcome));
+    if (first && outcome->status != KVB_OK) { /* the operation knows it better than its status */
+        fan->record.side = outcome->side;
+        snprintf(fan->record.at, sizeof fan->record.at, "%s",
+                 outcome->at != NULL ? outcome->at : "");
+    }
     if (--fan->left == 0) {
         next_phase(fan);
     }
@@ -388,7 +398,11 @@ static void add_entry(void *arg, const struct kvp_view *view)
     entry->ok = view->attached;
     if (!view->attached) {
         entry->answer = kvp_error_body(409, NULL, "not attached");
-        note_failure(fan, entry->instance, KVB_ERR_BAD_STATE, "not attached");
+        if (fan->record.status == KVB_OK) {
+            note_failure(fan, entry->instance, KVB_ERR_BAD_STATE, "not attached");
+            fan->record.side = KVP_SIDE_ENGINE;
+            snprintf(fan->record.at, sizeof fan->record.at, "%s", entry->instance);
+        }
     }
 }
 

@@ -146,6 +146,8 @@ const char *kvp_outcome_message(const struct kvp_outcome *outcome);
 
 /* Leaves an empty or missing text out. */
 void kvp_json_set_text(json_t *object, const char *name, const char *text);
+/* Of a failure: `side`, and `at` if it is known. */
+void kvp_json_set_side(json_t *object, enum kvp_side side, const char *at);
 void kvp_json_set_u64(json_t *object, const char *name, uint64_t value);
 
 void kvp_read_instances(struct kvp_control *control, struct kvp_request *request);

@@ -17,6 +17,12 @@ void kvp_json_set_text(json_t *object, const char *name, const char *text)
     }
 }
 
+void kvp_json_set_side(json_t *object, enum kvp_side side, const char *at)
+{
+    kvp_json_set_text(object, "side", kvp_side_text(side));
+    kvp_json_set_text(object, "at", at);
+}
+
 void kvp_json_set_u64(json_t *object, const char *name, uint64_t value)
 {
     (void)json_object_set_new(object, name, json_integer((json_int_t)value));
@@ -212,6 +218,9 @@ json_t *kvp_operation_json(const struct kvp_control *control,
         json_real((double)(end_ns > record->started_ns ? end_ns - record->started_ns : 0) / 1e6));
     if (record->finished) {
         kvp_json_set_text(json, "result", kvb_status_label(record->status));
+        if (record->status != KVB_OK) {
+            kvp_json_set_side(json, record->side, record->at);
+        }
     } else {
         kvp_json_set_text(json, "step", record->step);
         (void)json_object_set_new(json, "drain", drain_json(&record->drain));

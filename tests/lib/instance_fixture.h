@@ -19,6 +19,8 @@ struct told {
     uint32_t times;
     kvb_status_t status;
     char message[700];
+    enum kvp_side side;
+    char at[KVP_AT_MAX];
     bool nothing_to_do, local_done;
     uint32_t blocks_held;
     enum kvp_external external;
@@ -150,6 +152,8 @@ static inline void world_told_(void *arg, const struct kvp_outcome *outcome)
     told->times++;
     told->calls = told->world->engine.ncalls;
     told->status = outcome->status;
+    told->side = outcome->side;
+    snprintf(told->at, sizeof told->at, "%s", outcome->at != NULL ? outcome->at : "");
     told->nothing_to_do = outcome->nothing_to_do;
     told->local_done = outcome->local_done;
     told->blocks_held = outcome->blocks_held;

@@ -1226,6 +1226,47 @@ Test(control, every_failure_has_its_code_and_says_what_the_instance_is_in)
     }
 }
 
+Test(control, every_failure_says_on_which_side_it_is)
+{
+    static const struct {
+        kvb_status_t status;
+        enum kvp_side side;
+        const char *at, *text;
+    } cases[] = {
+        {KVB_ERR_TIMEOUT, KVP_SIDE_ENGINE, "engine-0/3", "engine"},
+        {KVB_ERR_TIMEOUT, KVP_SIDE_STORE, NULL, "store"},
+        {KVB_ERR_UNAVAILABLE, KVP_SIDE_COORDINATOR, NULL, "coordinator"},
+        {KVB_ERR_NO_MEMORY, KVP_SIDE_DAEMON, NULL, "daemon"},
+        {KVB_ERR_BUSY, KVP_SIDE_CLIENT, NULL, "client"},
+    };
+    static const enum kvp_route_id routes[] = {KVP_ROUTE_sleep, KVP_ROUTE_reset_prefix_cache,
+                                               KVP_ROUTE_flush_cache,
+                                               KVP_ROUTE_release_memory_occupation};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (size_t r = 0; r < sizeof routes / sizeof routes[0]; r++) {
+            struct asked asked;
+            struct fake_call *call = start(&asked, routes[r], NULL, NULL);
+            fake_fleet_finish(&fleet, call,
+                              (struct kvp_outcome){.status = cases[i].status,
+                                                   .side = cases[i].side,
+                                                   .at = cases[i].at});
+            cr_expect_str_eq(member(asked.body, "side"), cases[i].text);
+            cr_expect_str_eq(member(asked.body, "at"), cases[i].at != NULL ? cases[i].at : "");
+            json_decref(asked.body);
+        }
+        struct asked all;
+        ask_every(&all, KVP_ROUTE_pause, "instance=*");
+        end_call("engine-0", (struct kvp_outcome){.status = cases[i].status,
+                                                  .side = cases[i].side,
+                                                  .at = cases[i].at});
+        fake_fleet_finish_all(&fleet, (struct kvp_outcome){.nothing_to_do = true});
+        cr_expect_str_eq(member(all.body, "side"), cases[i].text);
+        cr_expect_str_eq(member(all.body, "at"), cases[i].at != NULL ? cases[i].at : "");
+        json_decref(all.body);
+        fleet.nviews = 1;
+    }
+}
+
 Test(control, several_instances_must_be_named)
 {
     struct asked asked;
@@ -1460,6 +1501,8 @@ Test(control, operations_are_shown_newest_first_and_one_by_one)
                                       .finished = true,
                                       .status = KVB_ERR_TIMEOUT,
                                       .message = "late",
+                                      .side = KVP_SIDE_ENGINE,
+                                      .at = "engine-0/1",
                                       .started_ns = 5 * KVB_NS_PER_S,
                                       .finished_ns = 7 * KVB_NS_PER_S};
     fleet.records[fleet.nrecords++] =
@@ -1471,13 +1514,14 @@ Test(control, operations_are_shown_newest_first_and_one_by_one)
                                       .deadline_ns = 110 * KVB_NS_PER_S};
     prepare(&asked, KVP_ROUTE_list_operations, NULL, NULL);
     go(&asked);
-    expect_body(&asked, 200,
-                "{\"operations\":[{\"id\":2,\"operation\":\"wake\",\"instance\":\"engine-0\","
-                "\"status\":\"running\",\"elapsed_ms\":1000.0,\"step\":\"restore\","
-                "\"drain\":{\"queued\":0,\"running\":0,\"bytes_left\":0},\"deadline_in_ms\":10000},"
-                "{\"id\":1,\"operation\":\"sleep\",\"instance\":\"engine-0\",\"status\":\"failed\","
-                "\"request_id\":\"r\",\"message\":\"late\",\"elapsed_ms\":2000.0,"
-                "\"result\":\"timeout\"}],\"next\":null}");
+    expect_body(
+        &asked, 200,
+        "{\"operations\":[{\"id\":2,\"operation\":\"wake\",\"instance\":\"engine-0\","
+        "\"status\":\"running\",\"elapsed_ms\":1000.0,\"step\":\"restore\","
+        "\"drain\":{\"queued\":0,\"running\":0,\"bytes_left\":0},\"deadline_in_ms\":10000},"
+        "{\"id\":1,\"operation\":\"sleep\",\"instance\":\"engine-0\",\"status\":\"failed\","
+        "\"request_id\":\"r\",\"message\":\"late\",\"elapsed_ms\":2000.0,"
+        "\"result\":\"timeout\",\"side\":\"engine\",\"at\":\"engine-0/1\"}],\"next\":null}");
     prepare(&asked, KVP_ROUTE_get_operation, NULL, NULL);
     strcpy(asked.request.path_arg, "1");
     go(&asked);

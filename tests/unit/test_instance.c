@@ -1678,3 +1678,64 @@ Test(instance, an_engine_that_was_away_meanwhile_is_not_taken_back)
     expect_state(&now, &was, "back again");
     world_close(&w);
 }
+
+/* ---- whose fault ---- */
+
+/* The call that failed last. */
+static void note_step(void *ctx, const struct fake_step *step, kvb_status_t status)
+{
+    if (status != KVB_OK && status != KVB_IN_PROGRESS) {
+        *(struct fake_step *)ctx = *step;
+    }
+}
+
+Test(instance, a_failure_is_told_with_the_side_that_it_is_on)
+{
+    /* each call of a sleep fails once */
+    for (uint64_t at = 1, any = 1; any; at++) {
+        struct world w;
+        struct fake_step failed = {0};
+        char where[KVP_AT_MAX];
+        world_open(&w, 2, true);
+        w.engine.watch = note_step;
+        w.engine.watch_ctx = &failed;
+        w.engine.fault_at = w.engine.ncalls + at;
+        w.engine.fault = FAKE_ERROR;
+        struct told *told = world_do(&w, "sleep 1");
+        any = failed.type != 0;
+        if (told->status != KVB_OK) {
+            enum kvp_side side = failed.type == KVB_LINK_EVENT             ? KVP_SIDE_STORE
+                                 : failed.type == KVB_LINK_REGISTER_REGION ? KVP_SIDE_DAEMON
+                                                                           : KVP_SIDE_ENGINE;
+            snprintf(where, sizeof where, "a/%u", failed.rank);
+            bool ack = failed.type == KVB_LINK_LINEAGE; /* waited for over all of them */
+            cr_expect_eq(told->side, side, "call %u of rank %u: %s", failed.type, failed.rank,
+                         kvp_side_text(told->side));
+            cr_expect_str_eq(told->at, side != KVP_SIDE_ENGINE ? "" : ack ? "a" : where);
+        }
+        w.engine.watch = NULL;
+        world_close(&w);
+    }
+    struct world w;
+    world_open(&w, 1, true);
+    cr_expect_eq(world_do(&w, "sleep 1")->side, 0);
+    struct told *told = world_do(&w, "resume"); /* memory is not resident */
+    cr_expect(told->status == KVB_ERR_BAD_STATE && told->side == KVP_SIDE_CLIENT);
+    (void)world_do(&w, "wake");
+    kvs_embedded_set_reachable(w.coordinator, false);
+    told = world_do(&w, "reset external");
+    cr_expect(told->status != KVB_OK && told->side == KVP_SIDE_COORDINATOR, "%d", told->side);
+    kvs_embedded_set_reachable(w.coordinator, true);
+    w.engine.busy = 1;
+    told = world_start(&w, "sleep 1 wait");
+    sim_settle(&w.sim);
+    cr_expect_eq(kvp_fleet_cancel(w.fleet, told->operation_id), KVB_OK);
+    world_await(&w, told);
+    cr_expect(told->status == KVB_ERR_CANCELED && told->side == KVP_SIDE_CLIENT, "%d", told->side);
+    fake_engine_drop_link(&w.engine);
+    sim_settle(&w.sim);
+    told = world_do(&w, "sleep 1");
+    cr_expect(told->status == KVB_ERR_BAD_STATE && told->side == KVP_SIDE_ENGINE);
+    cr_expect_str_eq(told->at, "a");
+    world_close(&w);
+}
