@@ -53,6 +53,7 @@ struct kvb_metrics {
     struct kvb_mutex lock;
     const struct kvb_metric *table; /* immutable, borrowed */
     size_t n;                       /* immutable */
+    struct kvb_metrics *behind;     /* immutable once it is set; NULL: none */
     size_t ncollectors;             /* guarded by lock */
     struct {
         void (*collect)(void *ctx);
@@ -383,6 +384,57 @@ double kvb_series_value(const struct kvb_series *series)
            atomic_load_explicit(&series->value, memory_order_relaxed);
 }
 
+static bool chosen(const struct kvb_series *series, const char *with, const char *without)
+{
+    return !atomic_load_explicit(&series->hidden, memory_order_relaxed) &&
+           (with == NULL || strstr(series->labels, with) != NULL) &&
+           (without == NULL || strstr(series->labels, without) == NULL);
+}
+
+#define BUCKETS_MAX 64
+
+/* A histogram's sum, or the value; its buckets on top of those. */
+static double add_up(const struct kvb_series *series, uint64_t buckets[BUCKETS_MAX])
+{
+    if (series->metric->type != KVB_HISTOGRAM) {
+        return kvb_series_value(series);
+    }
+    for (size_t i = 0; i <= bucket_count(series->metric); i++) {
+        buckets[i] += atomic_load_explicit(&series->buckets[i], memory_order_relaxed);
+    }
+    return atomic_load_explicit(&series->value, memory_order_relaxed);
+}
+
+void kvb_series_sum(struct kvb_series *series, struct kvb_metrics *of, size_t index,
+                    const char *with, const char *without)
+{
+    kvb_assert(index < of->n);
+    const struct family *family = &of->families[index];
+    bool histogram = of->table[index].type == KVB_HISTOGRAM;
+    uint64_t buckets[BUCKETS_MAX] = {0};
+    double value = 0;
+    kvb_assert(histogram == (series->metric->type == KVB_HISTOGRAM));
+    kvb_assert(!histogram || (bucket_bounds(series->metric) == bucket_bounds(&of->table[index]) &&
+                              bucket_count(series->metric) < BUCKETS_MAX));
+    /* Pairs with the store in show_locked(), as everywhere. */
+    for (const struct kvb_series *each = family->first; each != NULL; each = each->next) {
+        value += chosen(each, with, without) ? add_up(each, buckets) : 0;
+    }
+    if (atomic_load_explicit(&family->other_used, memory_order_relaxed) &&
+        chosen(family->other, with, without)) {
+        value += add_up(family->other, buckets);
+    }
+    for (size_t i = 0; histogram && i <= bucket_count(series->metric); i++) {
+        atomic_store_explicit(&series->buckets[i], buckets[i], memory_order_relaxed);
+    }
+    atomic_store_explicit(&series->value, value, memory_order_relaxed);
+}
+
+void kvb_metrics_show_behind(struct kvb_metrics *metrics, struct kvb_metrics *behind)
+{
+    metrics->behind = behind;
+}
+
 void kvb_metrics_on_collect(struct kvb_metrics *metrics, void (*collect)(void *ctx), void *ctx)
 {
     kvb_mutex_lock(&metrics->lock);
@@ -507,7 +559,7 @@ static void write_family(struct text *out, const struct kvb_metric *metric,
     }
 }
 
-kvb_status_t kvb_metrics_write(struct kvb_metrics *metrics, char **text_p, size_t *len_p)
+static void collect_and_write(struct text *out, struct kvb_metrics *metrics)
 {
     kvb_mutex_lock(&metrics->lock);
     size_t ncollectors = metrics->ncollectors; /* entries below it do not change any more */
@@ -515,9 +567,16 @@ kvb_status_t kvb_metrics_write(struct kvb_metrics *metrics, char **text_p, size_
     for (size_t i = 0; i < ncollectors; i++) {
         metrics->collectors[i].collect(metrics->collectors[i].ctx);
     }
-    struct text out = {.at = NULL};
     for (size_t i = 0; i < metrics->n; i++) {
-        write_family(&out, &metrics->table[i], &metrics->families[i]);
+        write_family(out, &metrics->table[i], &metrics->families[i]);
+    }
+}
+
+kvb_status_t kvb_metrics_write(struct kvb_metrics *metrics, char **text_p, size_t *len_p)
+{
+    struct text out = {.at = NULL};
+    for (; metrics != NULL; metrics = metrics->behind) {
+        collect_and_write(&out, metrics);
     }
     put(&out, "", 1);
     if (out.failed) {

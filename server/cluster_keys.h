@@ -89,6 +89,8 @@
     X(connections_max, COUNT, "connections-max", "4096", "8 65536", "HTTP connections")            \
     X(idle_timeout, TIME, "idle-timeout", "150s", "1s 24h",                                        \
       "an HTTP connection without a request is closed after it")                                   \
+    X(metrics_compat, SWITCH, "metrics-compat", "false", "",                                       \
+      "/metrics also shows names of vLLM and of Mooncake")                                         \
     X(log_level, CHOICE, "log-level", "info", "error warn info debug trace", "lines to stderr")    \
     X(log_format, CHOICE, "log-format", "logfmt", "logfmt json", "of those lines")                 \
     X(dump_dir, TEXT, "dump-dir", "", "",                                                          \

@@ -294,6 +294,7 @@ void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *vi
                     {"waiting", view->load.waiting},
                     {"loading", view->load.loading}};
     forget_tenant(collect, view);
+    kvp_compat_instance(collect->compat, view);
     for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
         kvb_series_set(kvb_series(metrics, figures[i].which, values), figures[i].value);
     }

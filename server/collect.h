@@ -2,6 +2,7 @@
 #ifndef SERVER_COLLECT_H
 #define SERVER_COLLECT_H
 
+#include "compat.h"
 #include "connector/instance.h"
 #include "http/http.h"
 #include "loop.h"
@@ -21,6 +22,7 @@ struct kvp_collect {
     struct kvb_metrics *metrics;
     struct kvs_share *share; /* NULL: none */
     struct kvp_loop *loop;
+    struct kvp_compat *compat; /* NULL: not shown; its owner's */
     /* loop thread */
     uint32_t nknown;
     struct kvp_collect_known {

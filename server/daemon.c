@@ -503,7 +503,13 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
     if (status == KVB_OK) {
         kvp_collect_init(&daemon->collect, daemon->metrics, kvp_storage_share(daemon->storage),
                          daemon->loop);
+        if (config->metrics_compat) {
+            daemon->collect.compat = kvp_compat_create(daemon->metrics);
+            status = daemon->collect.compat == NULL ? KVB_ERR_NO_MEMORY : KVB_OK;
+        }
         kvs_client_on_moved(kvp_storage_client(daemon->storage), on_moved, daemon);
+    }
+    if (status == KVB_OK) {
         status = create_board(daemon);
     }
     if (status == KVB_OK) {
@@ -569,6 +575,7 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
     }
     kvp_events_destroy(daemon->events);
     kvb_metrics_destroy(daemon->metrics);
+    kvp_compat_destroy(daemon->collect.compat);
     kvp_loop_destroy(daemon->loop);
     free(daemon);
 }

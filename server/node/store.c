@@ -278,6 +278,12 @@ static kvb_status_t create_share(struct kvp_store *store)
     }
     kvs_keeper_start(&store->keeper, store->share, sched, kvp_loop_wake, store->loop);
     kvp_collect_init(&store->collect, store->metrics, store->share, store->loop);
+    if (config->metrics_compat) {
+        store->collect.compat = kvp_compat_create(store->metrics);
+        if (store->collect.compat == NULL) {
+            return KVB_ERR_NO_MEMORY;
+        }
+    }
     status = kvt_regions_create(sched, &store->regions);
     if (status == KVB_OK) {
         status = kvt_loopback_create(store->regions, TRANSFERS_MAX, &store->loopback);
@@ -496,6 +502,7 @@ void kvp_store_destroy(struct kvp_store *store)
         kvs_share_destroy(store->share);
     }
     kvb_metrics_destroy(store->metrics);
+    kvp_compat_destroy(store->collect.compat);
     kvp_loop_destroy(store->loop);
     free(store);
 }

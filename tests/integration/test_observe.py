@@ -133,6 +133,43 @@ class Observe(harness.Case):
             "kvplane_audited_calls_total", operation="sleep", outcome="refused") == 1)
         self.clean(daemon)
 
+    def test_vllms_names_say_the_same(self):
+        daemon = self.daemon("--metrics-compat")
+        engine = self.engine(daemon, "a", "--fingerprint")
+        self.named(daemon, "a")
+        self.assertGreater(engine.run(0, 20)["stored"], 0)
+
+        def state(**of):
+            return lambda m: all(m.sum("vllm:engine_sleep_state", engine="a", sleep_state=word) == value
+                                 for word, value in of.items())
+
+        def scrape():
+            return Exposition(daemon.get("/metrics")[1])  # its colons are none that promtool likes
+        harness.until("awake", lambda: state(awake=1, weights_offloaded=0, discard_all=0)(scrape()))
+        seen = scrape()
+        for ours, theirs, labels in (("kvplane_lookup_blocks_total", "vllm:external_prefix_cache_queries_total", {}),
+                                     ("kvplane_puts_total", "vllm:mooncake_store_operation_keys_total",
+                                      {"operation": "save_put"}),
+                                     ("kvplane_put_bytes_total", "vllm:mooncake_store_operation_bytes_total",
+                                      {"operation": "save_put"}),
+                                     ("kvplane_put_seconds_count", "vllm:mooncake_store_operation_time_seconds_count",
+                                      {"operation": "save_put"}),
+                                     ("kvplane_store_objects", "master_key_count", {})):
+            self.assertGreater(seen.sum(ours), 0, ours)
+            self.assertEqual(seen.sum(ours), seen.sum(theirs, **labels), theirs)
+        for level, asleep in ((1, {"awake": 0, "weights_offloaded": 1}), (2, {"awake": 0, "discard_all": 1})):
+            daemon.ok(f"/sleep?level={level}")
+            harness.until(f"asleep at {level}", lambda asleep=asleep: state(**asleep)(scrape()))
+        self.assertEqual(scrape().sum("vllm:engine_sleep_component_state", engine="a"), 0)
+        daemon.ok("/wake_up")
+        harness.until("awake again", lambda: state(awake=1, weights_offloaded=0, discard_all=0)(scrape()))
+        harness.until("operations are counted", lambda: all(scrape().sum(
+            "vllm:rl_sleep_mode_operations_total", operation=name, status="success") == n
+            for name, n in (("sleep", 2), ("wake", 1))))
+        self.assertEqual(scrape().sum("vllm:rl_sleep_mode_operations_total", status="error"), 0)
+        self.assertEqual(scrape().sum("vllm:sleep_mode_operation_duration_seconds_count", operation="sleep"), 2)
+        self.clean(engine, daemon)
+
     def test_one_operation_over_a_cluster_is_one_story(self):
         etcd = self.etcd()
         store = self.store_node(etcd, "--dump-dir", self.directory)

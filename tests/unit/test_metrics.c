@@ -266,3 +266,33 @@ Test(metrics, collectors_run_before_every_write)
     assert_has(metrics, "{tenant=\"collected\",reason=\"\"} 4\n");
     kvb_metrics_destroy(metrics);
 }
+
+Test(metrics, a_sum_of_others_is_shown_behind_them_under_its_own_name)
+{
+    static const struct kvb_metric more[] = {
+        {"m_sum_total", KVB_COUNTER, "Sum.", {"way", NULL}, NULL, 0},
+        {"m_took_seconds", KVB_HISTOGRAM, "Took.", {NULL}, NULL, 0},
+    };
+    struct kvb_metrics *metrics = kvb_metrics_create(table, FAMILIES);
+    struct kvb_metrics *behind = kvb_metrics_create(more, 2);
+    const char *way[] = {"all"};
+    kvb_metrics_show_behind(metrics, behind);
+    kvb_series_add(by(metrics, "a", "x"), 1);
+    kvb_series_add(by(metrics, "a", "y"), 2);
+    kvb_series_add(by(metrics, "b", "x"), 4);
+    kvb_series_add(by(metrics, "gone", "x"), 8);
+    drop(metrics, "gone", NULL);
+    kvb_series_sum(kvb_series(behind, 0, way), metrics, BY, NULL, NULL);
+    assert_has(metrics, "\nm_sum_total{way=\"all\"} 7\n");
+    kvb_series_sum(kvb_series(behind, 0, way), metrics, BY, "tenant=\"a\"", "reason=\"x\"");
+    assert_has(metrics, "\nm_sum_total{way=\"all\"} 2\n");
+    kvb_series_observe(kvb_series0(metrics, STANDARD), 0.5);
+    kvb_series_observe(kvb_series0(metrics, STANDARD), 2);
+    for (int i = 0; i < 2; i++) { /* made anew, not added to */
+        kvb_series_sum(kvb_series0(behind, 1), metrics, STANDARD, NULL, NULL);
+    }
+    assert_has(metrics, "\nm_took_seconds_bucket{le=\"1\"} 1\n");
+    assert_has(metrics, "\nm_took_seconds_sum 2.5\nm_took_seconds_count 2\n");
+    kvb_metrics_destroy(metrics);
+    kvb_metrics_destroy(behind);
+}

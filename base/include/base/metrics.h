@@ -63,6 +63,16 @@ void kvb_series_set(struct kvb_series *series,
 void kvb_series_observe(struct kvb_series *series, double value); /* histogram */
 double kvb_series_value(const struct kvb_series *series); /* tests, status; a histogram's count */
 
+/* Makes of series (gauge or mirrored counter, or a histogram with the same buckets) the sum of the
+ * series of another registry's family whose labels, as they are shown, contain `with` and not
+ * `without` (NULL: all; none). Any thread. */
+void kvb_series_sum(struct kvb_series *series, struct kvb_metrics *of, size_t family,
+                    const char *with, const char *without);
+
+/* The exposition of `behind` follows that of metrics, in the same text. Once, before others use
+ * them; the collectors of metrics run first. */
+void kvb_metrics_show_behind(struct kvb_metrics *metrics, struct kvb_metrics *behind);
+
 /* Called at the start of every write, to fetch values that live elsewhere. May take short locks,
  * must not wait. */
 void kvb_metrics_on_collect(struct kvb_metrics *metrics, void (*collect)(void *ctx), void *ctx);
