@@ -30,8 +30,9 @@ struct sim_process *sim_daemon_process(const struct sim_daemon *daemon);
 struct kvp_fleet *sim_daemon_fleet(const struct sim_daemon *daemon);
 void sim_daemon_kill(struct sim_daemon *daemon, bool off); /* off: its machine, too */
 const char *sim_daemon_validate(struct sim_daemon *daemon);
-/* Asks for an operation of the daemon's instance. */
-void sim_daemon_ask(struct sim_daemon *daemon, const struct kvp_ask *ask);
+/* Asks for an operation of the daemon's instance. *status_p, if not NULL: IN_PROGRESS, and how it
+ * ended. */
+void sim_daemon_ask(struct sim_daemon *daemon, const struct kvp_ask *ask, kvb_status_t *status_p);
 /* How many wait for their one answer, of a daemon that lives; fails if one waits for too long. */
 uint32_t sim_asks_check(void);
 
@@ -44,6 +45,10 @@ struct sim_counts {
     uint64_t operations, operations_failed;
 };
 extern struct sim_counts sim_counts;
+/* When the last reset was asked for that has been answered with success, of the tenant or of what
+ * that engine shares. */
+#define SIM_ENGINES_MAX 8
+extern uint64_t sim_reset_ns[SIM_ENGINES_MAX];
 
 struct sim_engine;
 struct sim_engine *sim_engine_start(uint32_t number, uint32_t machine, uint32_t nranks,

@@ -31,6 +31,7 @@
 _Static_assert(BLOCK *BLOCKS *REQUESTS <= KV_LEN, "slots fit");
 
 struct sim_counts sim_counts;
+uint64_t sim_reset_ns[SIM_ENGINES_MAX];
 
 enum tag { KV, WEIGHTS, TAGS };
 static const char *const tag_names[TAGS] = {"kv_cache", "weights"};
@@ -68,6 +69,7 @@ struct request {
     struct kvb_token token; /* when it began */
     uint64_t weights[SIM_RANKS_MAX];
     uint64_t seqs[SIM_RANKS_MAX]; /* what it waits for; 0: nothing */
+    uint64_t reset_ns;            /* when the last reset was asked for that was over as it began */
     uint32_t good;                /* blocks that are there */
     bool aborted;
     struct kvb_timer compute;
@@ -111,15 +113,17 @@ static uint64_t mix(uint64_t h, uint64_t v)
     return h ^ (h >> 32);
 }
 
+/* made_ns: when, in its first bytes and in all the others. */
 static void content(const char *tenant, uint32_t prompt, uint32_t block, uint32_t part,
-                    uint64_t weights, uint8_t out[BLOCK])
+                    uint64_t weights, uint64_t made_ns, uint8_t out[BLOCK])
 {
     uint64_t h = 1469598103934665603ull;
     for (const char *c = tenant; *c != '\0'; c++) {
         h = mix(h, (uint8_t)*c);
     }
-    h = mix(mix(mix(mix(h, prompt + 1), block + 1), part + 1), weights);
-    for (uint32_t i = 0; i < BLOCK; i++) {
+    h = mix(mix(mix(mix(mix(h, prompt + 1), block + 1), part + 1), weights), made_ns);
+    memcpy(out, &made_ns, sizeof made_ns);
+    for (uint32_t i = sizeof made_ns; i < BLOCK; i++) {
         h = mix(h, i + 1);
         out[i] = (uint8_t)(h >> 17);
     }
@@ -130,9 +134,11 @@ static void tell_origin(const struct sim_engine *engine, const struct request *r
                         uint32_t block, uint32_t part, const uint8_t *bytes, char *out, size_t cap)
 {
     uint8_t want[BLOCK];
+    uint64_t made_ns;
     uint32_t n = 0;
+    memcpy(&made_ns, bytes, sizeof made_ns);
     for (uint64_t weights = 1; weights < 400; weights++) {
-        content(engine->tenant, request->prompt, block, part, weights, want);
+        content(engine->tenant, request->prompt, block, part, weights, made_ns, want);
         if (memcmp(want, bytes, BLOCK) == 0) {
             (void)snprintf(out, cap, "STALE: computed by weights %llu",
                            (unsigned long long)weights);
@@ -443,6 +449,7 @@ static void begin(struct sim_engine *engine)
                                     .prompt = (uint32_t)sim_below(PROMPTS),
                                     .nblocks = 1 + (uint32_t)sim_below(BLOCKS),
                                     .token = engine->ranks[0].lineage.token,
+                                    .reset_ns = sim_reset_ns[engine->number],
                                     .compute = request->compute};
         for (uint32_t r = 0; r < engine->nranks; r++) {
             request->weights[r] = engine->ranks[r].weights;
@@ -483,7 +490,8 @@ static void on_computed(struct kvb_timer *timer)
         }
         for (uint32_t b = request->good; b < request->nblocks; b++) {
             /* With the weights it has now: put under the token of its beginning all the same. */
-            content(engine->tenant, request->prompt, b, r, rank->weights, slot(rank, request, b));
+            content(engine->tenant, request->prompt, b, r, rank->weights, sim.now_ns,
+                    slot(rank, request, b));
         }
     }
     if (puts) {
@@ -539,13 +547,22 @@ static void judge(struct rank *rank, const struct request *request, uint32_t blo
     uint8_t want[BLOCK];
     char origin[160];
     const uint8_t *has = slot(rank, request, block);
+    uint64_t made_ns;
+    memcpy(&made_ns, has, sizeof made_ns);
     content(rank->engine->tenant, request->prompt, block, rank->index,
-            request->weights[rank->index], want);
+            request->weights[rank->index], made_ns, want);
     if (memcmp(want, has, BLOCK) != 0) {
         tell_origin(rank->engine, request, block, rank->index, has, origin, sizeof origin);
         sim_fail("%s rank %u (weights %llu) got prompt %u block %u: %s", rank->engine->instance,
                  rank->index, (unsigned long long)request->weights[rank->index], request->prompt,
                  block, origin);
+    }
+    if (made_ns < request->reset_ns) {
+        sim_fail(
+            "STALE: %s rank %u got prompt %u block %u, made at %llu ms, after a reset at %llu ms",
+            rank->engine->instance, rank->index, request->prompt, block,
+            (unsigned long long)(made_ns / KVB_NS_PER_MS),
+            (unsigned long long)(request->reset_ns / KVB_NS_PER_MS));
     }
 }
 

@@ -6,6 +6,7 @@
 #include "base/faults.h"
 #include "base/log.h"
 
+#include <dirent.h>
 #include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
@@ -151,7 +152,7 @@ static void mend_etcd(void *ctx)
 
 static void ask(uint32_t i, struct kvp_ask what)
 {
-    sim_daemon_ask(world.daemons[i], &what);
+    sim_daemon_ask(world.daemons[i], &what, NULL);
 }
 
 static void set_tags(struct kvp_ask *what, const char *tag)
@@ -444,8 +445,54 @@ static void recover(void)
         }
         sim_run_ms(500);
     }
+}
+
+/* A trainer's step as it should be, of every engine: each operation succeeds. */
+static void calm_cycle(void)
+{
+    static const struct kvp_ask asks[] = {{.operation = KVP_OP_SLEEP, .level = 1},
+                                          {.operation = KVP_OP_WAKE}};
+    for (uint32_t k = 0; k < 2; k++) {
+        kvb_status_t statuses[DAEMONS];
+        for (uint32_t i = 0; i < DAEMONS; i++) {
+            sim_daemon_ask(world.daemons[i], &asks[k], &statuses[i]);
+        }
+        for (uint32_t waits = 0; waits < 150 && sim_asks_check() > 0; waits++) {
+            sim_run_ms(100);
+        }
+        for (uint32_t i = 0; i < DAEMONS; i++) {
+            struct kvp_view view;
+            bool found = kvp_fleet_view(sim_daemon_fleet(world.daemons[i]), NULL, &view);
+            if (statuses[i] != KVB_OK) {
+                tell_states();
+                sim_fail("in calm, %s of engine-%u: %s", kvp_operation_label(asks[k].operation), i,
+                         kvb_status_text(statuses[i]));
+            }
+            if (k == 0 && (!found || view.registered_regions != 0)) {
+                sim_fail("P3: engine-%u sleeps, and %u regions are registered", i,
+                         view.registered_regions);
+            }
+        }
+    }
+}
+
+static uint32_t descriptors(void)
+{
+    uint32_t n = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (dir != NULL && readdir(dir) != NULL) {
+        n++;
+    }
+    if (dir != NULL) {
+        (void)closedir(dir);
+    }
+    return n;
+}
+
+static void await_hits(void)
+{
     uint64_t hits = sim_counts.got;
-    end_ns = sim.now_ns + SHARE_MS * KVB_NS_PER_MS;
+    uint64_t end_ns = sim.now_ns + SHARE_MS * KVB_NS_PER_MS;
     while (sim.now_ns < end_ns && sim_counts.got < hits + 50) {
         sim_run_ms(200);
     }
@@ -453,6 +500,18 @@ static void recover(void)
         tell_states();
         sim_fail("only %llu blocks got in %d s of calm",
                  (unsigned long long)(sim_counts.got - hits), SHARE_MS / 1000);
+    }
+}
+
+static void check_calm(void)
+{
+    await_hits();
+    calm_cycle();
+    uint32_t before = descriptors();
+    await_hits();
+    calm_cycle();
+    if (descriptors() != before) {
+        sim_fail("%u descriptors before a sleep, and %u after the wake", before, descriptors());
     }
     check_all();
 }
@@ -482,6 +541,7 @@ static void run_seed(uint64_t seed)
         check_all();
     }
     recover();
+    check_calm();
 }
 
 /* ---- many seeds ---- */

@@ -182,6 +182,7 @@ struct sim_daemon {
     struct kvp_cluster *cluster;
     struct kvp_fleet *fleet;
     struct kvp_link *link;
+    uint32_t number;
     char instance[32];
 };
 
@@ -244,6 +245,7 @@ struct sim_daemon *sim_daemon_start(uint32_t number, uint32_t machine, uint64_t 
     (void)snprintf(daemon->instance, sizeof daemon->instance, "engine-%u", number);
     sim.off[machine] = false;
     daemon->process = sim_process_start(name, machine);
+    daemon->number = number;
     create_store(daemon, name, store_bytes);
     const struct kvp_fleet_config fleet = {.sched = &daemon->process->sched,
                                            .coordinator = daemon->coordinator,
@@ -305,6 +307,7 @@ struct ask {
     char body[64];
     uint64_t asked_ns;
     uint32_t times;
+    kvb_status_t *status_p; /* NULL: nobody wants it */
 };
 static struct ask *asks;
 
@@ -316,9 +319,19 @@ static void on_outcome(void *arg, const struct kvp_outcome *outcome)
                  ask->daemon->instance);
     }
     sim_counts.operations_failed += outcome->status != KVB_OK;
+    if (ask->status_p != NULL) {
+        *ask->status_p = outcome->status;
+    }
+    bool tenant = ask->what.operation == KVP_OP_TENANT_RESET;
+    bool own = ask->what.operation == KVP_OP_RESET && ask->what.reset_external == KVP_YES;
+    for (uint32_t i = 0; outcome->status == KVB_OK && i < SIM_ENGINES_MAX; i++) {
+        if ((tenant || (own && i == ask->daemon->number)) && ask->asked_ns > sim_reset_ns[i]) {
+            sim_reset_ns[i] = ask->asked_ns;
+        }
+    }
 }
 
-void sim_daemon_ask(struct sim_daemon *daemon, const struct kvp_ask *what)
+void sim_daemon_ask(struct sim_daemon *daemon, const struct kvp_ask *what, kvb_status_t *status_p)
 {
     struct kvp_view view;
     if (daemon->process->dead || !kvp_fleet_view(daemon->fleet, daemon->instance, &view)) {
@@ -326,7 +339,14 @@ void sim_daemon_ask(struct sim_daemon *daemon, const struct kvp_ask *what)
     }
     struct ask *ask = calloc(1, sizeof *ask);
     kvb_assert(ask != NULL);
-    *ask = (struct ask){.next = asks, .daemon = daemon, .what = *what, .asked_ns = sim.now_ns};
+    *ask = (struct ask){.next = asks,
+                        .daemon = daemon,
+                        .what = *what,
+                        .asked_ns = sim.now_ns,
+                        .status_p = status_p};
+    if (status_p != NULL) {
+        *status_p = KVB_IN_PROGRESS;
+    }
     if (what->body != NULL) {
         (void)snprintf(ask->body, sizeof ask->body, "%s", what->body);
         ask->what.body = ask->body;
