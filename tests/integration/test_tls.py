@@ -152,7 +152,8 @@ class Tls(harness.Case):
         self.assertNotEqual(second, first)
         goes_on()
         self.assertIs(running.sock, own)
-        self.assertEqual(daemon.metric("kvplane_reloads_total", file="certificate", outcome="ok"), 3)
+        harness.until("they are counted", lambda: daemon.metric(
+            "kvplane_reloads_total", file="certificate", outcome="ok") == 3)  # after it was said
         # What is wrong changes nothing, and is said.
         good = pathlib.Path(self.key).read_bytes()
         certificate, key = self.authority.sign("third")
@@ -167,7 +168,8 @@ class Tls(harness.Case):
             self.assertIn(words, daemon.stderr())
             self.assertEqual(self.serial(daemon), second)
         goes_on()
-        self.assertEqual(daemon.metric("kvplane_reloads_total", file="certificate", outcome="failed"), 4)
+        harness.until("they are counted", lambda: daemon.metric(
+            "kvplane_reloads_total", file="certificate", outcome="failed") == 4)  # after it was said
         self.assertEqual(daemon.metric("kvplane_tls_certificate_expiry_seconds") > 0, True)
         running.close()
         self.clean(daemon)
