@@ -4,16 +4,13 @@
 An error on the page's console, an exception, a violation of its policy or a request to another
 server fails the test in which it happened.
 """
-import contextlib
 import http.server
 import json
 import pathlib
-import random
 import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,17 +26,6 @@ STARTS_S = 120  # a browser, on a machine that has other things to do
 SHOTS = None  # a folder: screenshots go there (./test_page.py --shots FOLDER)
 HOSTILE = "<img src=x onerror=\"window.hacked=1\">'&amp;<script>window.hacked=1</script>"
 AXE_STATES = (("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360))
-
-
-def lasting_port():
-    """A port that is free, and stays so for a while: none that the kernel gives to others."""
-    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="utf-8") as given:
-        first = int(given.read().split()[0])
-    while True:
-        port = random.randrange(first // 2, first)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            return port
 
 
 class Browser:
@@ -284,7 +270,7 @@ class Life(PageCase):
         self.nothing_wrong()
 
     def test_a_daemon_that_goes_and_comes_back(self):
-        port = lasting_port()
+        port = harness.free_ports(1)[0]
         daemon = self.daemon(listen=f"127.0.0.1:{port}")
         self.engine(daemon, "engine-0")
         self.open(daemon)

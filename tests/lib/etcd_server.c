@@ -24,15 +24,31 @@ bool etcd_installed(void)
     return access("/usr/bin/etcd", X_OK) == 0 && access("/usr/bin/etcdctl", X_OK) == 0;
 }
 
+/* One that is free, and none that the kernel gives to others before it is used. */
 static int free_port(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    kvb_assert(fd >= 0 && bind(fd, (struct sockaddr *)&address, len) == 0 &&
-               getsockname(fd, (struct sockaddr *)&address, &len) == 0);
-    close(fd);
-    return ntohs(address.sin_port);
+    unsigned first = 32768, last = 60999, port;
+    FILE *given = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
+    if (given != NULL) {
+        (void)(fscanf(given, "%u %u", &first, &last) == 2);
+        (void)fclose(given);
+    }
+    bool all = first <= 10000 && last >= 65535; /* there is no other */
+    for (;;) {
+        port = 10000 + arc4random_uniform(55536);
+        if (!all && port >= first && port <= last) {
+            continue;
+        }
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        kvb_assert(fd >= 0);
+        address.sin_port = htons((uint16_t)port);
+        bool bound = bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
+        (void)close(fd);
+        if (bound) {
+            return (int)port;
+        }
+    }
 }
 
 static void shell(const char *command)
