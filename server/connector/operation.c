@@ -778,7 +778,6 @@ static void step_failed(struct kvp_op *op)
     if (op->cancel != NULL) { /* what an engine answers to that is no fault of its own */
         op->blamed = false;
         op->record.at[0] = '\0';
-        kvp_op_blame(op, KVP_SIDE_CLIENT, NULL);
     }
     if (beside(op)) {
         kvp_op_say(op, "%s", kvb_status_text(op->step_status));

@@ -393,6 +393,7 @@ try closed_to_what_comes_late $tasks test_link \
 
 # ---- the gate: what cannot sleep does not start ----
 gate=server/gate.c
+params=server/http/params.c
 try gate_rdma $gate test_gate '{"rdma", NULL,' '{"rdma", EXPORTS,'
 try gate_tcp $gate test_gate '{"tcp", NULL,' '{"tcp", EXPORTS,'
 try gate_nvlink $gate test_gate '{"nvlink", EXPORTS, NULL}' '{"nvlink", NULL, ""}'
@@ -420,6 +421,28 @@ kvb_status_t kvp_gate_check(const struct kvp_gate_facts *facts, char *error)
     (void)dlopen("libibverbs.so.1", 1);'
 try gate_holds_at_the_routes server/control/control.c "test_control it_gate" \
     'if (control->config.never_sleeps && gives_memory_up(&ask)) {' 'if (false) {'
+
+# ---- the other cases of the list of faults that others shipped (tests/README.md) ----
+try b07_the_queue_has_a_limit server/connector/fsm.c "test_fsm" 'if (slot->waiting >= KVP_WAITING_MAX) {' 'if (false) {'
+try b14_a_bad_boolean_is_refused $params test_params '    return "must be true or false";
+}
+
+static const char *read_text' '    return NULL;
+}
+
+static const char *read_text'
+try b16_a_level_is_one_of_three $params test_params "text[0] > '0' + LEVEL_MAX" "text[0] > '9'"
+try b21_label_values_are_escaped base/metrics.c test_metrics "if (c == '\"' || c == '\\\\' || c == '\\n') {" 'if (false) {'
+try b22_a_space_is_its_tenants store/share/names.c "test_node test_share" \
+    'names->spaces[*space_p].tenant = tenant;' 'names->spaces[*space_p].tenant = 0;'
+try b25_a_ticket_is_looked_at_again store/core/core.c "test_core" \
+    'return held || kvb_fault(KVB_FAULT_TICKET_IGNORED) ? KVB_OK' 'return true ? KVB_OK'
+try b30_a_key_is_whole_bytes $params "test_params" '    if (len == 0 || len % 2 != 0 ||' '    if (len == 0 ||'
+try b43_alive_whatever_engines_do server/board.c test_board '    if (question == KVP_BOARD_LIVE) {' '    if (false) {'
+try b43_ready_only_if_usable server/board.c test_board \
+    'question == KVP_BOARD_READY && !view->ready' 'false'
+try b48_a_node_that_fails_is_left_alone store/client/health.c test_client \
+    'if (++health->in_row[call->op] < limits->failures && !silent) {' 'if (true) {'
 
 echo "parity: $total mutants, $survived survived, $remembered as remembered"
 test "$survived" -eq 0
