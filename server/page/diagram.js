@@ -125,5 +125,5 @@ const MARKS = {
 /** The mark of a tone, beside a word. */
 export function mark(tone) {
   return s("svg", { class: `mark tone-${tone}`, viewBox: "0 0 16 16", "aria-hidden": "true" },
-    s("path", { d: MARKS[tone] ?? MARKS.none }));
+    s("path", { d: MARKS[tone] }));
 }

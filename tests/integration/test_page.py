@@ -218,7 +218,13 @@ class Life(PageCase):
             self.engine(daemon, name)
         self.open(daemon)
         self.browser.state("b", "awake")
-        self.browser.verb("pause", "b")
+        # Closed and opened again at once: the old answer is not the new one's.
+        self.browser.click("button[data-do=pause][data-instance=b]")
+        self.browser.until("the dialog", "document.querySelector('#confirm').open")
+        self.browser.js("""document.querySelector('#confirm').close(''),
+            document.querySelector('button[data-do=pause][data-instance=b]').click(),
+            new Promise((resolve) => setTimeout(resolve, 100))""")
+        self.browser.click("#confirm-yes")
         self.browser.state("b", "paused")
         self.browser.verb("resume", "b")
         self.browser.state("b", "awake")
@@ -359,8 +365,10 @@ class Tokens(PageCase):
         self.browser.until("read only", "document.querySelector('#link').innerText"
                                         ".includes('read only')")
         self.assertEqual(daemon.get("/is_paused")[1], {"is_paused": False})
+        streams = self.browser.js("streams")
         self.browser.click("#token-button")
         self.enter("admin-secret")
+        self.browser.until("another stream", f"streams > {streams}")
         self.live()
         self.browser.verb("pause", "engine-0")
         self.browser.state("engine-0", "paused")

@@ -61,10 +61,12 @@ const commands = {
         await page.setRequestInterception(true);
         await page.evaluateOnNewDocument(() => {
             const { fetch } = window;
-            window.asked = 0; // how often the page has asked for anything
-            window.fetch = (...request) => {
+            window.asked = 0; // how often the page has asked for anything,
+            window.streams = 0; // and for the events
+            window.fetch = (path, ...rest) => {
                 window.asked++;
-                return fetch(...request);
+                window.streams += path === '/v1/kvplane/events';
+                return fetch(path, ...rest);
             };
             window.heard = ''; // all that was ever said
             document.addEventListener('DOMContentLoaded', () => {

@@ -170,6 +170,8 @@ Test(page, a_name_that_is_not_of_this_machine_leads_to_nothing)
         {"GET", "/v1/kvplane/instances", "Host: 127.0.0.1.evil.example\r\n", 403},
         {"GET", "/v1/kvplane/instances", "Host: localhost.evil.example\r\n", 403},
         {"GET", "/v1/kvplane/instances", "Host: evillocalhost.\r\n", 403},
+        {"GET", "/v1/kvplane/instances", "Host: a.b\r\n", 403},
+        {"GET", "/v1/kvplane/instances", "Host: .localhost.\r\n", 403},
         {"GET", "/v1/kvplane/events", "Host: evil.example\r\n", 403},
         {"POST", "/pause", "Host: evil.example\r\nSec-Fetch-Site: same-origin\r\n", 403},
         {"GET", "/health", "Host: evil.example\r\n", 200},
