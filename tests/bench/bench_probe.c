@@ -34,6 +34,14 @@ static double p99_ms(struct rig *rig, struct rig_engine *engine, bool busy)
     return rig_quantile(ms, PROBES, 0.99);
 }
 
+static void expect_done(struct rig_http *control, struct rig_engine *engine, const char *target)
+{
+    int status = rig_http_answer(control, engine);
+    if (status != 200) {
+        rig_fail("POST %s: %d %s", target, status, control->body);
+    }
+}
+
 int main(void)
 {
     struct rig rig;
@@ -47,24 +55,34 @@ int main(void)
         const char *state;
         const char *target; /* POST that leads into it, NULL: nothing */
         bool busy;
+        bool waits; /* the engine leaves it waiting meanwhile */
     } states[] = {
-        {"running", NULL, false},
-        {"running, 64 MiB puts", NULL, true},
-        {"paused", "/pause", false},
-        {"running again", "/resume", false},
-        {"asleep", "/sleep?level=1", false},
-        {"half awake", "/wake_up?tags=weights", false},
-        {"awake", "/wake_up", false},
+        {"running", NULL, false, false},
+        {"running, 64 MiB puts", NULL, true, false},
+        {"pausing", "/pause?mode=wait", false, true},
+        {"paused", NULL, false, false},
+        {"running again", "/resume", false, false},
+        {"falling asleep", "/sleep?level=1&mode=wait", false, true},
+        {"asleep", NULL, false, false},
+        {"half awake", "/wake_up?tags=weights", false, false},
+        {"awake", "/wake_up", false, false},
     };
     double worst = 0;
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+        engine.pause_waits = states[i].waits;
         if (states[i].target != NULL) {
-            int status = rig_http_call(&control, "POST", states[i].target, &engine);
-            if (status != 200) {
-                rig_fail("POST %s: %d %s", states[i].target, status, control.body);
-            }
+            rig_http_send(&control, "POST", states[i].target);
+        }
+        if (states[i].waits) {
+            rig_engine_await_pause(&engine);
+        } else if (states[i].target != NULL) {
+            expect_done(&control, &engine, states[i].target);
         }
         double ms = p99_ms(&rig, &engine, states[i].busy);
+        if (states[i].waits) {
+            rig_engine_paused(&engine);
+            expect_done(&control, &engine, states[i].target);
+        }
         printf("%-24s /health p99 %7.3f ms\n", states[i].state, ms);
         worst = ms > worst ? ms : worst;
     }

@@ -363,6 +363,13 @@ void rig_engine_close(struct rig_engine *engine)
     close(engine->fd);
 }
 
+void rig_engine_await_pause(struct rig_engine *engine)
+{
+    while (engine->pausing == NULL) {
+        engine_step(engine);
+    }
+}
+
 void rig_engine_paused(struct rig_engine *engine)
 {
     kvplane_answer(engine->pausing, KVPLANE_OK);

@@ -48,6 +48,7 @@ struct rig_engine {
 void rig_engine_open(struct rig_engine *engine, const struct rig *rig, const char *instance,
                      const char *layout, size_t len);
 void rig_engine_close(struct rig_engine *engine);
+void rig_engine_await_pause(struct rig_engine *engine);
 void rig_engine_paused(struct rig_engine *engine); /* answers the pause that waits */
 /* One block of `len` bytes at `offset`; counted in outstanding until done. Waits while the library
  * says AGAIN. */

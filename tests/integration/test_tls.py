@@ -2,6 +2,7 @@
 """The REST API by TLS: who is shown what, what is asked of clients, and certificates that change under connections."""
 import contextlib
 import http.client
+import json
 import os
 import pathlib
 import shutil
@@ -91,6 +92,20 @@ class Tls(harness.Case):
             daemon.context = self.context(authority=other)
             daemon.get("/livez")
         self.clean(engine, daemon, node)
+
+    def test_what_is_no_request_is_refused_in_the_shape_of_all_answers(self):
+        daemon = self.serve()
+        for request, status in ((b"GET /livez HTTP/1.1\r\nHost: x\r\nnothing\r\n\r\n", 400),
+                                (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+                                (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n", 400)):
+            with socket.create_connection((daemon.host, daemon.port), timeout=harness.DEADLINE_S) as plain:
+                with self.context().wrap_socket(plain, server_hostname=daemon.host) as own:
+                    own.sendall(request)
+                    answer = http.client.HTTPResponse(own)
+                    answer.begin()
+                    self.assertEqual((answer.status, answer.getheader("Connection")), (status, "close"), request)
+                    self.assertEqual(json.loads(answer.read())["error"]["code"], status)
+        self.clean(daemon)
 
     def test_only_tls_1_2_and_later_and_nothing_else_is_spoken_there(self):
         daemon = self.serve()
