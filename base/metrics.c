@@ -13,10 +13,11 @@
 #include <string.h>
 
 /*
- * The series of a family form a list that only grows, so readers walk it without the lock: a link
- * is stored with release once the series behind it is complete, and loaded with acquire. The lock
- * is for appending, dropping and showing again. Values are relaxed atomics: a scrape is no snapshot
- * across series, but a histogram's count is always the sum of the buckets written with it.
+ * The series of a family form a list that only grows, and an index by hash, so readers walk them
+ * without the lock: a link is stored with release once the series behind it is complete, and loaded
+ * with acquire. The lock is for appending, dropping and showing again. Values are relaxed atomics:
+ * a scrape is no snapshot across series, but a histogram's count is always the sum of the buckets
+ * written with it.
  *
  * A series that is dropped stays in the list, hidden, until it is asked for again: whoever has it
  * in hand just then may write into it.
@@ -33,18 +34,26 @@ struct kvb_series {
     const struct kvb_metric *metric; /* immutable */
     uint64_t hash;                   /* immutable, of labels */
     const char *labels; /* immutable, behind the buckets: {a="b",c="d" as it is shown; "": none */
-    _Atomic(struct kvb_series *) next;
-    atomic_bool hidden;          /* dropped */
-    _Atomic(uint64_t) count;     /* counter: added so far */
-    _Atomic(double) value;       /* gauge or mirrored counter; histogram: sum */
-    _Atomic(uint64_t) buckets[]; /* histogram: one per bound and one above; not cumulative */
+    _Atomic(struct kvb_series *) next;  /* in the order in which they were made */
+    _Atomic(struct kvb_series *) chain; /* of those with the same place in the index */
+    atomic_bool hidden;                 /* dropped */
+    _Atomic(uint64_t) count;            /* counter: added so far */
+    _Atomic(double) value;              /* gauge or mirrored counter; histogram: sum */
+    _Atomic(uint64_t) buckets[];        /* histogram: one per bound and one above; not cumulative */
 };
+
+#define BOUND_TEXT   32
+#define INDEX_PLACES 128 /* by hash; a power of two */
 
 struct family {
     _Atomic(struct kvb_series *) first;
-    struct kvb_series *other; /* immutable: takes what is over KVB_SERIES_MAX */
+
+    _Atomic(struct kvb_series *) index[INDEX_PLACES];
+    char (*bounds)[BOUND_TEXT]; /* immutable: of a histogram, as they are shown, with +Inf */
+    struct kvb_series *other;   /* immutable: takes what is over KVB_SERIES_MAX */
     atomic_bool other_used;
     /* guarded by lock */
+    struct kvb_series *last;
     uint32_t shown; /* of the list; without `other` */
     uint32_t len;   /* of the list */
 };
@@ -72,6 +81,9 @@ struct text {
 
 static void put(struct text *text, const char *bytes, size_t n)
 {
+    if (n == 0) {
+        return; /* there may be no memory yet */
+    }
     if (n > text->cap - text->len) {
         size_t cap = text->cap < 4096 ? 4096 : text->cap;
         while (n > cap - text->len) {
@@ -189,6 +201,25 @@ static struct kvb_series *series_create(const struct kvb_metric *metric, const c
     return series;
 }
 
+static void write_number(struct text *out, double value);
+
+static bool render_bounds(struct family *family, const struct kvb_metric *metric)
+{
+    size_t n = bucket_count(metric);
+    family->bounds = calloc(n + 1, sizeof family->bounds[0]);
+    for (size_t i = 0; family->bounds != NULL && i <= n; i++) {
+        struct text text = {.at = NULL};
+        write_number(&text, i < n ? bucket_bounds(metric)[i] : INFINITY);
+        bool failed = text.failed || text.len >= BOUND_TEXT;
+        memcpy(family->bounds[i], failed ? "" : text.at, failed ? 0 : text.len);
+        free(text.at);
+        if (failed) {
+            return false;
+        }
+    }
+    return family->bounds != NULL;
+}
+
 static bool family_init(struct family *family, const struct kvb_metric *metric)
 {
     static const char *const others[KVB_LABELS_MAX] = {"other", "other", "other", "other"};
@@ -197,7 +228,8 @@ static bool family_init(struct family *family, const struct kvb_metric *metric)
     family->other = series_create(metric, text, render_labels(text, metric, others, labels));
     /* Without labels there is one series, and it is there from the start. */
     family->other_used = labels == 0;
-    return family->other != NULL;
+    return family->other != NULL &&
+           (metric->type != KVB_HISTOGRAM || render_bounds(family, metric));
 }
 
 struct kvb_metrics *kvb_metrics_create(const struct kvb_metric *table, size_t n)
@@ -230,24 +262,22 @@ void kvb_metrics_destroy(struct kvb_metrics *metrics)
             free(series);
         }
         free(family->other);
+        free(family->bounds);
     }
     kvb_mutex_cleanup(&metrics->lock);
     free(metrics);
 }
 
-/* The series with these labels from `*link_p` on, or NULL and *link_p the link that ends the list.
- */
-static struct kvb_series *find(_Atomic(struct kvb_series *) **link_p, const char *labels,
-                               uint64_t hash)
+/* The series with these labels, or NULL. */
+static struct kvb_series *find(const struct family *family, const char *labels, uint64_t hash)
 {
-    for (;;) {
-        /* Pairs with the store in show_locked(). */
-        struct kvb_series *series = atomic_load_explicit(*link_p, memory_order_acquire);
-        if (series == NULL || (series->hash == hash && strcmp(series->labels, labels) == 0)) {
-            return series;
-        }
-        *link_p = &series->next;
+    /* Pairs with the store in show_locked(). */
+    struct kvb_series *series =
+        atomic_load_explicit(&family->index[hash % INDEX_PLACES], memory_order_acquire);
+    while (series != NULL && (series->hash != hash || strcmp(series->labels, labels) != 0)) {
+        series = atomic_load_explicit(&series->chain, memory_order_relaxed);
     }
+    return series;
 }
 
 static void clear(struct kvb_series *series)
@@ -264,8 +294,7 @@ static void clear(struct kvb_series *series)
 static struct kvb_series *show_locked(struct family *family, const struct kvb_metric *metric,
                                       const char *labels, size_t len, uint64_t hash)
 {
-    _Atomic(struct kvb_series *) *link = &family->first;
-    struct kvb_series *series = find(&link, labels, hash);
+    struct kvb_series *series = find(family, labels, hash);
     if (series != NULL && !series->hidden) { /* by another thread, meanwhile */
         return series;
     }
@@ -280,10 +309,16 @@ static struct kvb_series *show_locked(struct family *family, const struct kvb_me
     }
     series = series_create(metric, labels, len);
     if (series != NULL) {
+        _Atomic(struct kvb_series *) *place = &family->index[hash % INDEX_PLACES];
+        struct kvb_series *last = family->last;
         family->shown++;
         family->len++;
-        /* Pairs with the load in find(). */
-        atomic_store_explicit(link, series, memory_order_release);
+        family->last = series;
+        series->chain = *place;
+        /* Pair with the loads in find(), and of those who walk all. */
+        atomic_store_explicit(place, series, memory_order_release);
+        atomic_store_explicit(last == NULL ? &family->first : &last->next, series,
+                              memory_order_release);
     }
     return series;
 }
@@ -301,8 +336,7 @@ struct kvb_series *kvb_series(struct kvb_metrics *metrics, size_t index,
     char text[LABELS_TEXT_MAX];
     size_t len = render_labels(text, metric, label_values, labels);
     uint64_t hash = hash_of(text, len);
-    _Atomic(struct kvb_series *) *link = &family->first;
-    struct kvb_series *series = find(&link, text, hash);
+    struct kvb_series *series = find(family, text, hash);
     if (series != NULL && !atomic_load_explicit(&series->hidden, memory_order_relaxed)) {
         return series;
     }
@@ -459,6 +493,17 @@ static void write_help(struct text *out, const char *help)
     }
 }
 
+static void write_whole(struct text *out, uint64_t n)
+{
+    char digits[20];
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (char)('0' + n % 10);
+        n /= 10;
+    } while (n > 0);
+    put(out, digits + at, sizeof digits - at);
+}
+
 /* The shortest of two forms that reads back as the same number. */
 static void write_number(struct text *out, double value)
 {
@@ -472,47 +517,46 @@ static void write_number(struct text *out, double value)
         return;
     }
     if (fabs(value) < 1e15 && value == (double)(int64_t)value) { /* most of them, and quick */
-        snprintf(text, sizeof text, "%" PRId64, (int64_t)value);
-    } else {
-        snprintf(text, sizeof text, "%.15g", value);
-        if (strtod(text, NULL) != value) {
-            snprintf(text, sizeof text, "%.17g", value);
-        }
+        put_text(out, value < 0 ? "-" : "");
+        write_whole(out, (uint64_t)fabs(value));
+        return;
+    }
+    snprintf(text, sizeof text, "%.15g", value);
+    if (strtod(text, NULL) != value) {
+        snprintf(text, sizeof text, "%.17g", value);
     }
     put_text(out, text);
 }
 
 static void write_count(struct text *out, uint64_t n)
 {
-    char text[32];
-    snprintf(text, sizeof text, "%" PRIu64 "\n", n);
-    put_text(out, text);
+    write_whole(out, n);
+    put(out, "\n", 1);
 }
 
 /* `name_suffix{labels,le="bound"} `; bound NULL: no le. */
 static void write_name(struct text *out, const struct kvb_series *series, const char *suffix,
-                       const double *bound)
+                       const char *bound)
 {
     put_text(out, series->metric->name);
     put_text(out, suffix);
     put_text(out, series->labels);
     if (bound != NULL) {
         put_text(out, series->labels[0] == '\0' ? "{le=\"" : ",le=\"");
-        write_number(out, *bound);
+        put_text(out, bound);
         put_text(out, "\"");
     }
     put_text(out, series->labels[0] != '\0' || bound != NULL ? "} " : " ");
 }
 
-static void write_histogram(struct text *out, const struct kvb_series *series)
+static void write_histogram(struct text *out, const struct kvb_series *series,
+                            const struct family *family)
 {
-    const double *bounds = bucket_bounds(series->metric);
     size_t n = bucket_count(series->metric);
     uint64_t count = 0;
     for (size_t i = 0; i <= n; i++) {
-        double infinite = INFINITY;
         count += atomic_load_explicit(&series->buckets[i], memory_order_relaxed);
-        write_name(out, series, "_bucket", i < n ? &bounds[i] : &infinite);
+        write_name(out, series, "_bucket", family->bounds[i]);
         write_count(out, count);
     }
     write_name(out, series, "_sum", NULL);
@@ -522,10 +566,11 @@ static void write_histogram(struct text *out, const struct kvb_series *series)
     write_count(out, count);
 }
 
-static void write_series(struct text *out, const struct kvb_series *series)
+static void write_series(struct text *out, const struct kvb_series *series,
+                         const struct family *family)
 {
     if (series->metric->type == KVB_HISTOGRAM) {
-        write_histogram(out, series);
+        write_histogram(out, series, family);
         return;
     }
     write_name(out, series, "", NULL);
@@ -550,12 +595,12 @@ static void write_family(struct text *out, const struct kvb_metric *metric,
     const struct kvb_series *series = atomic_load_explicit(&family->first, memory_order_acquire);
     while (series != NULL) {
         if (!atomic_load_explicit(&series->hidden, memory_order_relaxed)) {
-            write_series(out, series);
+            write_series(out, series, family);
         }
         series = atomic_load_explicit(&series->next, memory_order_acquire);
     }
     if (atomic_load_explicit(&family->other_used, memory_order_relaxed)) {
-        write_series(out, family->other);
+        write_series(out, family->other, family);
     }
 }
 
