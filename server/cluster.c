@@ -175,6 +175,23 @@ kvb_status_t kvp_cluster_want_quota(struct kvp_cluster *cluster, const char *ten
     return KVB_OK;
 }
 
+kvb_status_t kvp_cluster_set_quota(struct kvp_cluster *cluster, const char *tenant, uint64_t bytes,
+                                   struct kvs_coord_request *request)
+{
+    struct quota *quota = find_quota(cluster, tenant);
+    if (quota != NULL) {
+        quota->wanted = false; /* what the configuration says is not told any more */
+    }
+    if (!cluster->params.alone) {
+        kvs_coordinator_set_quota(cluster->params.coordinator, tenant, bytes, request);
+        return KVB_IN_PROGRESS;
+    }
+    if (quota == NULL && bytes == UINT64_MAX) {
+        return KVB_OK;
+    }
+    return kvp_cluster_want_quota(cluster, tenant, bytes);
+}
+
 static uint64_t quota_of(const struct kvp_cluster *cluster, const char *tenant)
 {
     const struct quota *quota = find_quota(cluster, tenant);

@@ -49,6 +49,10 @@ void kvp_cluster_destroy(struct kvp_cluster *cluster);
  * reached. Before the loop runs. NO_MEMORY; alone also LIMIT. */
 KVB_MUST_USE kvb_status_t kvp_cluster_want_quota(struct kvp_cluster *cluster, const char *tenant,
                                                  uint64_t bytes);
+/* The same at any time, by a request. OK: alone, and done; LIMIT, NO_MEMORY: it is not.
+ * IN_PROGRESS: request's done follows, as the coordinator answers. UINT64_MAX: no quota. */
+KVB_MUST_USE kvb_status_t kvp_cluster_set_quota(struct kvp_cluster *cluster, const char *tenant,
+                                                uint64_t bytes, struct kvs_coord_request *request);
 /* The own share takes no new objects any more. */
 void kvp_cluster_drain(struct kvp_cluster *cluster);
 

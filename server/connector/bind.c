@@ -371,15 +371,48 @@ static void run_action(struct kvp_instance *instance, const struct kvp_lineage_a
     }
 }
 
+/* What it was in until now; a stay that never began is none. */
+static void note_leaving(struct kvp_instance *instance, enum kvp_leave why)
+{
+    struct kvp_fleet *fleet = instance->fleet;
+    if (kvb_id_equal(instance->stay.lineage.id, (struct kvb_id){0, 0})) {
+        return;
+    }
+    struct kvp_left *leaving = &fleet->leavings[fleet->nleavings++ % KVP_LEAVINGS];
+    *leaving = (struct kvp_left){
+        .lineage = instance->stay.lineage,
+        .reason = kvp_leave_label(why),
+        .at_ns = kvb_now_ns(fleet->config.sched->clock),
+    };
+    (void)snprintf(leaving->instance, sizeof leaving->instance, "%s", instance->name);
+    (void)snprintf(leaving->tenant, sizeof leaving->tenant, "%s", instance->space.tenant);
+    (void)snprintf(leaving->weights_name, sizeof leaving->weights_name, "%s", instance->stay_name);
+}
+
+void kvp_fleet_each_left(const struct kvp_fleet *fleet,
+                            void (*each)(void *arg, const struct kvp_left *leaving), void *arg)
+{
+    uint64_t kept = fleet->nleavings < KVP_LEAVINGS ? fleet->nleavings : KVP_LEAVINGS;
+    for (uint64_t i = 1; i <= kept; i++) {
+        each(arg, &fleet->leavings[(fleet->nleavings - i) % KVP_LEAVINGS]);
+    }
+}
+
 void kvp_bind_run(struct kvp_instance *instance, const struct kvp_lineage_out *out)
 {
     const struct kvp_fleet_config *config = &instance->fleet->config;
     for (enum kvp_leave why = KVP_LEAVE_PAUSE; why <= KVP_LEAVE_ECHO; why++) {
-        if ((out->left & 1u << why) != 0 && config->left != NULL) {
+        if ((out->left & 1u << why) == 0) {
+            continue;
+        }
+        note_leaving(instance, why);
+        if (config->left != NULL) {
             config->left(config->ctx, instance->name, kvp_leave_label(why));
         }
     }
     kvp_lineage_stay(&instance->lineage, &instance->stay);
+    (void)snprintf(instance->stay_name, sizeof instance->stay_name, "%s",
+                   instance->lineage.joined_name);
     for (uint32_t i = 0; i < out->n; i++) {
         run_action(instance, &out->actions[i]);
     }

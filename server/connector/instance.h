@@ -281,6 +281,21 @@ uint32_t kvp_fleet_count(const struct kvp_fleet *fleet);
 void kvp_fleet_each_rank(struct kvp_fleet *fleet, const char *instance,
                          void (*each)(void *arg, const struct kvp_rank_view *view), void *arg);
 
+/* A lineage that an instance has left, and why. */
+struct kvp_left {
+    char instance[KVB_NAME_MAX];
+    char tenant[KVB_NAME_MAX];
+    struct kvb_lineage lineage;
+    char
+        weights_name[KVB_WEIGHTS_NAME_MAX]; /* under which it had been joined; "": it was private */
+    const char *reason;                     /* a word of KVP_LEAVE_REASONS */
+    uint64_t at_ns;
+};
+#define KVP_LEAVINGS 256 /* how many are kept */
+/* Newest first. */
+void kvp_fleet_each_left(const struct kvp_fleet *fleet,
+                            void (*each)(void *arg, const struct kvp_left *leaving), void *arg);
+
 /* The regions of a rank that is being told of; none, if it is not attached. */
 void kvp_rank_each_region(const struct kvp_rank_view *view, kvp_region_fn each, void *arg);
 

@@ -108,6 +108,7 @@ struct kvp_instance {
     bool known; /* this daemon knows its lineage: it was attached before */
 
     struct kvp_stay stay;
+    char stay_name[KVB_WEIGHTS_NAME_MAX]; /* under which it was joined in it; "": under none */
     struct kvp_lineage lineage;
     struct kvp_fsm fsm;
     enum kvb_residency
@@ -140,6 +141,8 @@ struct kvp_fleet {
     uint64_t last_op_id;
     struct kvp_operation_record records[KVP_OPERATION_RECORDS];
     uint64_t nrecords; /* ever written */
+    struct kvp_left leavings[KVP_LEAVINGS];
+    uint64_t nleavings; /* ever written */
     bool closing;
 };
 

@@ -33,7 +33,7 @@ struct kvp_pending {
     struct kvp_params params;
     struct kvp_ask ask;
     char *body;                                  /* taken: relayed until the operation ends */
-    struct kvs_coord_request coord;              /* tenant reset */
+    struct kvs_coord_request coord;              /* of a tenant */
     struct kvp_cluster_tenants figures;          /* of tenants */
     char tenant[KVB_NAME_MAX];                   /* "": all of them */
     void (*on_end)(struct kvp_pending *pending); /* of the fan that it waits for */
@@ -188,6 +188,7 @@ bool kvp_finish_health_generate(struct kvp_pending *pending, const struct kvp_ou
 /* ---- objects.c ---- */
 
 void kvp_read_object(struct kvp_control *control, struct kvp_request *request);
+void kvp_read_existing(struct kvp_control *control, struct kvp_request *request);
 void kvp_remove_object(struct kvp_control *control, struct kvp_request *request);
 void kvp_pin_object(struct kvp_control *control, struct kvp_request *request);
 /* What is open is answered, and ends soon. */
@@ -204,5 +205,7 @@ void kvp_read_node(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_tenants(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_tenant(struct kvp_control *control, struct kvp_request *request);
 void kvp_reset_tenant(struct kvp_control *control, struct kvp_request *request);
+void kvp_remove_tenant(struct kvp_control *control, struct kvp_request *request);
+void kvp_set_quota(struct kvp_control *control, struct kvp_request *request);
 
 #endif

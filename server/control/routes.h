@@ -101,6 +101,9 @@
     X(GET,  "/v1/kvplane/tenants",              list_tenants,                READ,  CONTROL, SMALL, PAGED) \
     X(GET,  "/v1/kvplane/tenants/{name}",       get_tenant,                  READ,  CONTROL, SMALL, 0) \
     X(POST, "/v1/kvplane/tenants/{name}/reset", reset_tenant,                ADMIN, CONTROL, SMALL, 0) \
+    X(POST, "/v1/kvplane/tenants/{name}/remove", remove_tenant,              ADMIN, CONTROL, SMALL, P(force)) \
+    X(POST, "/v1/kvplane/tenants/{name}/quota", set_quota,                   ADMIN, CONTROL, SMALL, P(quota_bytes)) \
+    X(POST, "/v1/kvplane/objects/exists",       list_existing,               READ,  CONTROL, SMALL, INSTANCE | P(tenant) | P(layout) | P(lineage) | P(group) | P(part)) \
     X(GET,  "/v1/kvplane/objects",              get_object,                  READ,  CONTROL, SMALL, INSTANCE | OBJECT) \
     X(POST, "/v1/kvplane/objects/remove",       remove_object,               ADMIN, CONTROL, SMALL, INSTANCE | OBJECT | P(force)) \
     X(POST, "/v1/kvplane/objects/pin",          pin_object,                  ADMIN, CONTROL, SMALL, INSTANCE | OBJECT | P(pin))

@@ -58,6 +58,27 @@ static json_t *tenants_json(struct kvp_control *control, const struct kvp_cluste
     return tenants;
 }
 
+struct leavings {
+    const char *tenant;
+    uint64_t now_ns;
+    json_t *list;
+};
+
+static void add_leaving(void *arg, const struct kvp_left *leaving)
+{
+    struct leavings *leavings = arg;
+    char hex[KVB_ID_HEX_LEN + 1];
+    if (strcmp(leaving->tenant, leavings->tenant) != 0) {
+        return;
+    }
+    kvb_id_format(leaving->lineage.id, hex);
+    json_t *json =
+        json_pack("{s:s, s:s, s:s, s:f}", "instance", leaving->instance, "id", hex, "reason",
+                  leaving->reason, "age_s", (double)(leavings->now_ns - leaving->at_ns) / 1e9);
+    kvp_json_set_text(json, "weights_name", leaving->weights_name);
+    (void)json_array_append_new(leavings->list, json);
+}
+
 static void reply_tenant(struct kvp_pending *pending, json_t *tenants, uint32_t silent)
 {
     json_t *entry = json_incref(json_object_get(tenants, pending->tenant));
@@ -66,6 +87,11 @@ static void reply_tenant(struct kvp_pending *pending, json_t *tenants, uint32_t 
                                 "this tenant has neither instances nor named lineages nor objects");
         return;
     }
+    struct leavings leavings = {.tenant = pending->tenant,
+                                .now_ns = kvb_now_ns(pending->control->config.clock),
+                                .list = json_array()};
+    kvp_fleet_each_left(pending->control->config.fleet, add_leaving, &leavings);
+    (void)json_object_set_new(entry, "left", leavings.list);
     kvp_json_set_u64(entry, "nodes_silent", silent);
     kvp_control_reply(pending->control, pending->request, 200, entry, 0);
 }
@@ -144,40 +170,156 @@ void kvp_read_tenant(struct kvp_control *control, struct kvp_request *request)
     ask_figures(control, request, request->path_arg);
 }
 
-static void reset_done(struct kvs_coord_request *coord, kvb_status_t status)
-{
-    struct kvp_pending *pending = kvb_container_of(coord, struct kvp_pending, coord);
+/* ---- what changes them ---- */
 
-    if (pending->request != NULL && status == KVB_OK) {
-        kvp_control_reply(pending->control, pending->request, 200,
-                          json_pack("{s:b, s:s}", "success", 1, "tenant", pending->tenant), 0);
-    } else if (pending->request != NULL) {
-        kvp_control_reply_error(
-            pending->control, pending->request, status, NULL,
-            status == KVB_ERR_TIMEOUT
-                ? "all lineages are retired, but an instance has not confirmed that it "
-                  "left; it is fenced until it does; try again"
-                : "the coordinator did not take it; nothing was reset; try again");
-    }
-    kvp_pending_free(pending);
-}
-
-void kvp_reset_tenant(struct kvp_control *control, struct kvp_request *request)
+/* NULL: replied. */
+static struct kvp_pending *begin(struct kvp_control *control, struct kvp_request *request,
+                                 void (*done)(struct kvs_coord_request *coord, kvb_status_t status))
 {
     if (!kvb_name_valid(request->path_arg)) {
         kvp_control_reply_error(control, request, KVB_ERR_NOT_FOUND, "path.name",
                                 "a tenant's name has 1 to 63 characters of A-Z a-z 0-9 . _ -");
-        return;
+        return NULL;
     }
     struct kvp_pending *pending = kvp_pending_create(control, request);
     if (pending == NULL) {
         kvp_control_reply_error(control, request, KVB_ERR_NO_MEMORY, NULL,
                                 "out of memory; try again");
-        return;
+        return NULL;
     }
     strcpy(pending->tenant, request->path_arg); /* a valid name fits */
-    pending->coord.done = reset_done;
-    kvs_tenant_reset(control->config.coordinator, pending->tenant, NULL,
-                     kvb_deadline_in_ms(control->config.clock, control->config.retire_ms),
-                     &pending->coord);
+    pending->coord.done = done;
+    return pending;
+}
+
+/* Ends pending. */
+static void reply_changed(struct kvp_pending *pending, kvb_status_t status, const char *why)
+{
+    if (pending->request != NULL && status == KVB_OK) {
+        kvp_control_reply(pending->control, pending->request, 200,
+                          json_pack("{s:b, s:s}", "success", 1, "tenant", pending->tenant), 0);
+    } else if (pending->request != NULL) {
+        kvp_control_reply_error(pending->control, pending->request, status, NULL, why);
+    }
+    kvp_pending_free(pending);
+}
+
+static const char *why_not_reset(kvb_status_t status)
+{
+    return status == KVB_ERR_TIMEOUT
+               ? "all lineages are retired, but an instance has not confirmed that it "
+                 "left; it is fenced until it does; try again"
+               : "the coordinator did not take it; nothing was reset; try again";
+}
+
+static void reset_done(struct kvs_coord_request *coord, kvb_status_t status)
+{
+    reply_changed(kvb_container_of(coord, struct kvp_pending, coord), status,
+                  why_not_reset(status));
+}
+
+static void reset(struct kvp_pending *pending)
+{
+    const struct kvp_control_config *config = &pending->control->config;
+    kvs_tenant_reset(config->coordinator, pending->tenant, NULL,
+                     kvb_deadline_in_ms(config->clock, config->retire_ms), &pending->coord);
+}
+
+void kvp_reset_tenant(struct kvp_control *control, struct kvp_request *request)
+{
+    struct kvp_pending *pending = begin(control, request, reset_done);
+    if (pending != NULL) {
+        reset(pending);
+    }
+}
+
+static void quota_done(struct kvs_coord_request *coord, kvb_status_t status)
+{
+    reply_changed(kvb_container_of(coord, struct kvp_pending, coord), status,
+                  "the coordinator did not take the quota; it is as it was; try again");
+}
+
+static void set_quota(struct kvp_pending *pending, uint64_t bytes)
+{
+    kvb_status_t status = kvp_cluster_set_quota(pending->control->config.cluster, pending->tenant,
+                                                bytes, &pending->coord);
+    if (status != KVB_IN_PROGRESS) {
+        reply_changed(pending, status, "the quota cannot be kept: too many tenants, or no memory");
+    }
+}
+
+void kvp_set_quota(struct kvp_control *control, struct kvp_request *request)
+{
+    if (!kvp_given(&request->params, KVP_PARAM_quota_bytes)) {
+        kvp_control_reply_error(control, request, KVB_ERR_INVALID, "query.quota_bytes",
+                                "quota_bytes, a number of bytes or none, is needed");
+        return;
+    }
+    struct kvp_pending *pending = begin(control, request, quota_done);
+    if (pending != NULL) {
+        set_quota(pending, request->params.quota_bytes);
+    }
+}
+
+/* Of whom a tenant cannot be taken away. */
+struct attached {
+    const char *tenant;
+    char names[512];
+    bool any;
+};
+
+static void note_attached(struct attached *attached, const char *tenant, const char *instance)
+{
+    size_t used = strlen(attached->names);
+    if (strcmp(tenant, attached->tenant) == 0) {
+        (void)snprintf(attached->names + used, sizeof attached->names - used, "%s%s",
+                       attached->any ? ", " : "", instance);
+        attached->any = true;
+    }
+}
+
+static void look_at_own(void *arg, const struct kvp_view *view)
+{
+    if (view->attached) {
+        note_attached(arg, view->tenant, view->instance);
+    }
+}
+
+/* The coordinator knows who is there of other daemons; its own are looked at themselves. */
+static void look_at_other(void *arg, const struct kvs_instance_record *record)
+{
+    if (!record->own) {
+        note_attached(arg, record->space->tenant, record->instance);
+    }
+}
+
+static void remove_done(struct kvs_coord_request *coord, kvb_status_t status)
+{
+    struct kvp_pending *pending = kvb_container_of(coord, struct kvp_pending, coord);
+    if (status != KVB_OK || pending->request == NULL) { /* at the end of all the cluster is gone */
+        reply_changed(pending, status, why_not_reset(status));
+        return;
+    }
+    pending->coord = (struct kvs_coord_request){.done = quota_done};
+    set_quota(pending, UINT64_MAX);
+}
+
+void kvp_remove_tenant(struct kvp_control *control, struct kvp_request *request)
+{
+    struct attached attached = {.tenant = request->path_arg};
+    char message[640];
+    kvp_fleet_each(control->config.fleet, look_at_own, &attached);
+    kvs_coordinator_each_instance(control->config.coordinator, look_at_other, &attached);
+    if (attached.any && !request->params.force) {
+        (void)snprintf(message, sizeof message,
+                       "instances are attached: %s; end them, or say force=true: they lose what "
+                       "they share, and go on",
+                       attached.names);
+        kvp_control_reply_error(control, request, KVB_ERR_BAD_STATE, NULL, message);
+        return;
+    }
+    struct kvp_pending *pending = begin(control, request, remove_done);
+    if (pending != NULL) {
+        reset(pending);
+    }
 }

@@ -23,6 +23,7 @@ enum kind {
     SECONDS,
     PIN,
     PATTERN,
+    QUOTA,
     LIMIT,
     CURSOR
 };
@@ -157,8 +158,7 @@ static const char *read_name(char *out, const char *text)
     return NULL;
 }
 
-/* An even number of hex digits, at most 2 * cap. */
-static bool read_hex(const char *text, uint8_t *out, size_t cap, size_t *len_p)
+bool kvp_hex_read(const char *text, uint8_t *out, size_t cap, size_t *len_p)
 {
     size_t len = strlen(text);
     if (len == 0 || len % 2 != 0 || len / 2 > cap ||
@@ -177,7 +177,7 @@ static const char *read_id(struct kvb_id *id, const char *text)
 {
     uint8_t bytes[16];
     size_t len;
-    if (!read_hex(text, bytes, sizeof bytes, &len) || len != sizeof bytes) {
+    if (!kvp_hex_read(text, bytes, sizeof bytes, &len) || len != sizeof bytes) {
         return "must be 32 hex digits";
     }
     *id = (struct kvb_id){0, 0};
@@ -191,7 +191,7 @@ static const char *read_id(struct kvb_id *id, const char *text)
 static const char *read_key(struct kvp_params *params, const char *text)
 {
     size_t len;
-    if (!read_hex(text, params->key.bytes, sizeof params->key.bytes, &len)) {
+    if (!kvp_hex_read(text, params->key.bytes, sizeof params->key.bytes, &len)) {
         return "must be the key's bytes, 1 to 512, as hex digits";
     }
     params->key.len = (uint16_t)len;
@@ -246,7 +246,7 @@ static const char *read_pattern(struct kvp_params *params, const char *text)
         bool wild = byte == '*' || byte == '?';
         size_t n;
         const char digits[] = {text[0], wild ? '\0' : text[1], '\0'};
-        if (!wild && !read_hex(digits, &byte, 1, &n)) {
+        if (!wild && !kvp_hex_read(digits, &byte, 1, &n)) {
             return "must be pairs of hex digits, * and ?";
         }
         bool special = !wild && strchr("*?\\", byte) != NULL && byte != 0;
@@ -274,6 +274,18 @@ static const char *read_pin(enum kvs_pin *pin, const char *text)
         }
     }
     return "must be none, soft or hard";
+}
+
+static const char *read_quota(uint64_t *bytes, const char *text)
+{
+    if (strcmp(text, "none") == 0) {
+        *bytes = UINT64_MAX;
+        return NULL;
+    }
+    if (*text == '\0' || strlen(text) > 18 || text[strspn(text, "0123456789")] != '\0') {
+        return "must be a number of bytes, or none";
+    }
+    return read_number(bytes, text);
 }
 
 static const char *read_limit(uint32_t *limit, const char *text)
@@ -343,6 +355,9 @@ static const char *read_value(struct kvp_params *params, enum kvp_param which, c
         break;
     case PATTERN:
         wrong = read_pattern(params, text);
+        break;
+    case QUOTA:
+        wrong = read_quota(field, text);
         break;
     case LIMIT:
         wrong = read_limit(field, text);
@@ -472,7 +487,7 @@ static const char *scalar_text(const json_t *value, enum kind kind, char number[
     }
     if (json_is_integer(value) &&
         (kind == LEVEL || kind == BOOL || kind == TEXT || kind == COUNT || kind == NUMBER ||
-         kind == SECONDS || kind == LIMIT)) { /* versions are often numbers */
+         kind == SECONDS || kind == LIMIT || kind == QUOTA)) { /* versions are often numbers */
         snprintf(number, 24, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         return number;
     }
@@ -496,6 +511,8 @@ static const char *wrong_type(enum kind kind)
         return "must be a whole number";
     case SECONDS:
         return "must be a number of seconds";
+    case QUOTA:
+        return "must be a number of bytes, or none";
     case TEXT:
     case NAME:
     case ID:

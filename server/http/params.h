@@ -32,4 +32,7 @@ KVB_MUST_USE kvb_status_t kvp_params_read(const struct kvp_route *route, const c
 /* The name in front of `_p` of openapi.yaml: "level" for KVP_PARAM_level. */
 const char *kvp_param_name(enum kvp_param which);
 
+/* 2 to 2 * cap hex digits, an even number of them; false: it is something else. */
+bool kvp_hex_read(const char *text, uint8_t *out, size_t cap, size_t *len_p);
+
 #endif

@@ -111,8 +111,9 @@ const char *kvp_route_allow(const struct kvp_route_table *table, const struct kv
     X(pattern, PATTERN) /* of keys: their bytes as hex digits, * any bytes, ? any one */           \
     X(shard, COUNT)                                                                                \
     X(after, NUMBER)                                                                               \
-    X(limit, LIMIT)   /* of a page: 1 to 1000 */                                                   \
-    X(cursor, CURSOR) /* what the page before gave as `next` */
+    X(quota_bytes, QUOTA) /* a number, or none */                                                  \
+    X(limit, LIMIT)       /* of a page: 1 to 1000 */                                               \
+    X(cursor, CURSOR)     /* what the page before gave as `next` */
 
 enum kvp_param {
 #define X(name, kind) KVP_PARAM_##name,
@@ -159,6 +160,7 @@ struct kvp_params {
     } pattern; /* as kvs_share_sweep() takes it */
     uint32_t shard;
     uint64_t after;
+    uint64_t quota_bytes; /* UINT64_MAX: none */
     uint32_t limit;
     char cursor[KVP_CURSOR_MAX];
 };

@@ -344,7 +344,25 @@ class Cluster(harness.Case):
         self.assertGreater(used, 1 << 20)
         self.assertLessEqual(used, 2 << 20)
         self.assertEqual(tenant()["nodes_silent"], 0)
-        self.clean(engine, daemon, *stores)
+
+        daemon.ok("/v1/kvplane/tenants/default/quota?quota_bytes=3000000")
+        harness.until("another quota", lambda: tenant().get("quota_bytes") == 3000000)
+        lineage = daemon.instance("a")["lineage"]["id"]
+        daemon.ok("/pause?instance=a")
+        left = harness.until("it has left", lambda: tenant()["left"])[0]
+        self.assertEqual((left["instance"], left["id"], left["reason"]), ("a", lineage, "pause"))
+        self.assertIn("weights_name", left)
+        code, answer = daemon.post("/v1/kvplane/tenants/default/remove")
+        self.assertEqual(code, 409)
+        self.assertIn("a", answer["error"]["message"])
+        self.assertEqual(tenant()["quota_bytes"], 3000000)
+        self.clean(engine)
+        harness.until("detached", lambda: not daemon.instance("a")["attached"])
+        daemon.ok("/v1/kvplane/tenants/default/remove")
+        harness.until("nothing is left of it", lambda: (
+            tenant()["used_bytes"], tenant()["lineages"], tenant().get("quota_bytes")) ==
+            (0, [], None))
+        self.clean(daemon, *stores)
 
     def test_dev_cluster_starts_one_and_ends_exactly_what_it_started(self):
         def free_row():

@@ -316,3 +316,20 @@ void fake_cluster_finish(struct kvp_cluster *cluster)
                                cluster->silent);
     }
 }
+
+kvb_status_t kvp_cluster_set_quota(struct kvp_cluster *cluster, const char *tenant, uint64_t bytes,
+                                   struct kvs_coord_request *request)
+{
+    snprintf(cluster->quota_tenant, sizeof cluster->quota_tenant, "%s", tenant);
+    cluster->quota_bytes = bytes;
+    cluster->quota_request = request;
+    return cluster->quota_status;
+}
+
+void kvp_fleet_each_left(const struct kvp_fleet *fleet,
+                            void (*each)(void *arg, const struct kvp_left *leaving), void *arg)
+{
+    for (uint32_t i = fleet->nleavings; i > 0; i--) {
+        each(arg, &fleet->leavings[i - 1]);
+    }
+}

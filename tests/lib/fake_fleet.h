@@ -38,6 +38,8 @@ struct kvp_fleet {
     uint32_t nids; /* that were taken: the nth is FAKE_FLEET_IDS + n */
     struct kvp_operation_record records[FAKE_RECORDS];
     uint32_t nrecords;
+    struct kvp_left leavings[FAKE_RECORDS];
+    uint32_t nleavings;
 };
 
 /* An attached, running instance of tenant `default` with tags kv_cache and weights resident. */
@@ -80,6 +82,10 @@ struct kvp_cluster {
     kvb_status_t status;                           /* of every question */
     struct kvp_cluster_tenants *asks[FAKE_RESETS]; /* not answered yet */
     uint32_t nasks;
+    kvb_status_t quota_status; /* of every quota; IN_PROGRESS: quota_request is to be ended */
+    char quota_tenant[KVB_NAME_MAX];
+    uint64_t quota_bytes;
+    struct kvs_coord_request *quota_request;
 };
 /* Answers every question. */
 void fake_cluster_finish(struct kvp_cluster *cluster);

@@ -77,6 +77,9 @@ async function live(operation) {
     case 'get_tenant':
     case 'reset_tenant':
         return { name: 'default' };
+    case 'remove_tenant': // nobody is attached of that one
+    case 'set_quota':
+        return { name: 'idle' };
     case 'get_node':
         return operation.path.includes('{') ? { name: 'store-0' } : {};
     case 'page_file':

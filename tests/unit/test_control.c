@@ -1302,6 +1302,18 @@ Test(control, respond_async_answers_202_with_the_place_to_look)
                 "\"location\":\"/v1/kvplane/operations/1\"}");
     fake_fleet_finish(&fleet, fake_fleet_last(&fleet), (struct kvp_outcome){0});
     cr_expect_eq(asked.replies, 1);
+    static const enum kvp_route_id others[] = {KVP_ROUTE_reset_prefix_cache,
+                                               KVP_ROUTE_release_kv_cache_memory,
+                                               KVP_ROUTE_flush_cache, KVP_ROUTE_wake_up};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        prepare(&asked, others[i], NULL, NULL);
+        asked.request.respond_async = true;
+        go(&asked);
+        cr_expect_eq(asked.http_status, 202);
+        json_decref(asked.body);
+        fake_fleet_finish_all(&fleet, (struct kvp_outcome){0});
+        cr_expect_eq(asked.replies, 1);
+    }
 }
 
 Test(control, what_cannot_be_started_is_answered_once_async_or_not)
@@ -1665,6 +1677,146 @@ Test(control, a_tenant_s_reset_is_the_coordinator_s_and_answers_when_it_has_ende
     cr_expect_eq(coordinator.nresets, 0);
 }
 
+Test(control, a_tenant_tells_what_its_instances_left_and_why)
+{
+    struct asked asked;
+
+    fleet.leavings[fleet.nleavings++] = (struct kvp_left){.instance = "engine-0",
+                                                          .tenant = "default",
+                                                          .lineage = {{0, 1}},
+                                                          .reason = "sleep",
+                                                          .at_ns = 97 * KVB_NS_PER_S};
+    fleet.leavings[fleet.nleavings++] =
+        (struct kvp_left){.instance = "x", .tenant = "other", .reason = "pause"};
+    fleet.leavings[fleet.nleavings++] = (struct kvp_left){.instance = "engine-0",
+                                                          .tenant = "default",
+                                                          .lineage = {{0, 2}},
+                                                          .weights_name = "v1",
+                                                          .reason = "update_begins",
+                                                          .at_ns = NOW_NS};
+    prepare(&asked, KVP_ROUTE_get_tenant, NULL, NULL);
+    strcpy(asked.request.path_arg, "default");
+    ask(&asked);
+    expect_body(&asked, 200,
+                "{\"name\":\"default\",\"instances\":[\"engine-0\"],\"lineages\":[],"
+                "\"used_bytes\":0,\"objects\":0,\"left\":[{\"instance\":\"engine-0\","
+                "\"id\":\"00000000000000000000000000000002\",\"reason\":\"update_begins\","
+                "\"age_s\":0.0,\"weights_name\":\"v1\"},{\"instance\":\"engine-0\","
+                "\"id\":\"00000000000000000000000000000001\",\"reason\":\"sleep\",\"age_s\":3.0}],"
+                "\"nodes_silent\":0}");
+}
+
+static void remove_tenant(struct asked *asked, const char *tenant, const char *query)
+{
+    prepare(asked, KVP_ROUTE_remove_tenant, query, NULL);
+    strcpy(asked->request.path_arg, tenant);
+    go(asked);
+}
+
+Test(control, a_tenant_with_instances_is_removed_only_by_force)
+{
+    struct asked asked;
+
+    remove_tenant(&asked, "default", NULL);
+    const char *message =
+        json_string_value(json_object_get(json_object_get(asked.body, "error"), "message"));
+    cr_expect(strstr(message, "engine-0") != NULL, "%s", message);
+    expect_error(&asked, 409, NULL);
+    remove_tenant(&asked, "default", "force=false");
+    expect_error(&asked, 409, NULL);
+    cr_expect_eq(coordinator.nresets, 0, "nothing has happened");
+    remove_tenant(&asked, "default", "force=true");
+    cr_expect_eq(coordinator.nresets, 1);
+    fake_coordinator_finish(&coordinator, KVB_OK);
+    cr_expect_eq(asked.http_status, 200);
+    json_decref(asked.body);
+    /* of another daemon */
+    fleet.nviews = 0;
+    coordinator.instance_text = "{}";
+    remove_tenant(&asked, "default", NULL);
+    expect_error(&asked, 409, NULL);
+    coordinator.instance_own = true; /* gone: only the coordinator still tells of it */
+    remove_tenant(&asked, "default", NULL);
+    cr_expect_eq(coordinator.nresets, 1);
+    fake_coordinator_finish(&coordinator, KVB_OK);
+    cr_expect_eq(asked.http_status, 200);
+    json_decref(asked.body);
+    /* one that was attached once, and others' tenants */
+    fake_fleet_add(&fleet, "gone")->attached = false;
+    strcpy(fake_fleet_add(&fleet, "b")->tenant, "other");
+    remove_tenant(&asked, "default", NULL);
+    cr_expect_eq(coordinator.nresets, 1);
+    fake_coordinator_finish(&coordinator, KVB_OK);
+    json_decref(asked.body);
+    remove_tenant(&asked, "a/b", NULL);
+    expect_error(&asked, 404, "path.name");
+}
+
+Test(control, a_removed_tenant_loses_its_lineages_and_then_its_quota)
+{
+    struct asked asked;
+
+    cluster.quota_status = KVB_IN_PROGRESS;
+    remove_tenant(&asked, "idle", NULL);
+    cr_expect_str_eq(coordinator.reset_tenant, "idle");
+    cr_expect_null(cluster.quota_request, "not before its lineages are retired");
+    fake_coordinator_finish(&coordinator, KVB_OK);
+    cr_assert_not_null(cluster.quota_request);
+    cr_expect_str_eq(cluster.quota_tenant, "idle");
+    cr_expect_eq(cluster.quota_bytes, UINT64_MAX);
+    cr_expect_eq(asked.replies, 0);
+    cluster.quota_request->done(cluster.quota_request, KVB_OK);
+    expect_body(&asked, 200, "{\"success\":true,\"tenant\":\"idle\"}");
+    /* the coordinator takes one, or none of both */
+    remove_tenant(&asked, "idle", NULL);
+    fake_coordinator_finish(&coordinator, KVB_OK);
+    cluster.quota_request->done(cluster.quota_request, KVB_ERR_UNAVAILABLE);
+    expect_error(&asked, 503, NULL);
+    cluster.quota_request = NULL;
+    remove_tenant(&asked, "idle", NULL);
+    fake_coordinator_finish(&coordinator, KVB_ERR_TIMEOUT);
+    expect_error(&asked, 503, NULL);
+    cr_expect_null(cluster.quota_request);
+    /* the daemon ends meanwhile: the cluster is not asked any more */
+    remove_tenant(&asked, "idle", NULL);
+    kvp_control_close(control);
+    cr_expect_eq(asked.http_status, 503);
+    fake_coordinator_finish(&coordinator, KVB_OK);
+    cr_expect_null(cluster.quota_request);
+    cr_expect_eq(asked.replies, 1);
+    json_decref(asked.body);
+}
+
+Test(control, a_quota_is_set_and_taken_away)
+{
+    static const struct {
+        const char *query;
+        uint64_t bytes;
+    } cases[] = {
+        {"quota_bytes=4096", 4096}, {"quota_bytes=0", 0}, {"quota_bytes=none", UINT64_MAX}};
+    struct asked asked;
+
+    for (size_t i = 0; i < 3; i++) {
+        prepare(&asked, KVP_ROUTE_set_quota, cases[i].query, NULL);
+        strcpy(asked.request.path_arg, "default");
+        go(&asked);
+        cr_expect_eq(cluster.quota_bytes, cases[i].bytes);
+        cr_expect_str_eq(cluster.quota_tenant, "default");
+        expect_body(&asked, 200, "{\"success\":true,\"tenant\":\"default\"}");
+    }
+    prepare(&asked, KVP_ROUTE_set_quota, NULL, NULL);
+    strcpy(asked.request.path_arg, "default");
+    go(&asked);
+    expect_error(&asked, 400, "query.quota_bytes");
+    cluster.quota_status = KVB_ERR_LIMIT;
+    prepare(&asked, KVP_ROUTE_set_quota, NULL, "{\"quota_bytes\":7}");
+    strcpy(asked.request.path_arg, "default");
+    go(&asked);
+    cr_expect_eq(cluster.quota_bytes, 7);
+    cr_expect_neq(asked.http_status, 200);
+    json_decref(asked.body);
+}
+
 /* ---- the cluster ---- */
 
 Test(control, a_tenant_has_the_figures_of_all_nodes_and_its_quota)
@@ -1680,7 +1832,7 @@ Test(control, a_tenant_has_the_figures_of_all_nodes_and_its_quota)
     ask(&asked);
     expect_body(&asked, 200,
                 "{\"name\":\"other\",\"instances\":[],\"lineages\":[],\"used_bytes\":4096,"
-                "\"objects\":2,\"quota_bytes\":8192,\"nodes_silent\":1}");
+                "\"objects\":2,\"quota_bytes\":8192,\"left\":[],\"nodes_silent\":1}");
     cluster.status = KVB_ERR_NO_MEMORY;
     prepare(&asked, KVP_ROUTE_list_tenants, NULL, NULL);
     go(&asked);

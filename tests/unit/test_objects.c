@@ -90,10 +90,12 @@ static void told(struct kvp_request *request, unsigned code, json_t *body, unsig
     memset(request, 0xdd, sizeof *request); /* it is gone: whoever looks at it is caught */
 }
 
-static void submit(struct asked *asked, enum kvp_route_id route, const char *query)
+static void submit_with(struct asked *asked, enum kvp_route_id route, const char *query,
+                        json_t *body)
 {
     struct kvp_param_error wrong;
     memset(asked, 0, sizeof *asked);
+    asked->request.json = body;
     asked->request.route = &kvp_routes[route];
     asked->request.reply = told;
     cr_assert_eq(kvp_params_read(asked->request.route, query, NULL, &asked->request.params,
@@ -101,6 +103,11 @@ static void submit(struct asked *asked, enum kvp_route_id route, const char *que
                  KVB_OK, "%s", wrong.message);
     cr_assert_eq(kvp_inbox_submit(kvp_control_inbox(control), &asked->request), KVB_OK);
     kvp_control_run(control);
+}
+
+static void submit(struct asked *asked, enum kvp_route_id route, const char *query)
+{
+    submit_with(asked, route, query, NULL);
 }
 
 /* The code, and "n0=ok n1=not_found …". */
@@ -240,4 +247,86 @@ Test(objects, what_is_open_at_the_end_is_answered_once_and_ended)
     cr_expect(kvp_control_quiet(control));
     cr_expect_eq(quiets, 1);
     cr_expect_eq(asked.replies, 1);
+}
+
+/* ---- many keys at once ---- */
+
+static unsigned ask_for(const char *body_text, json_t **body_p)
+{
+    struct asked asked;
+    json_t *body = json_loads(body_text, 0, NULL);
+    submit_with(&asked, KVP_ROUTE_list_existing, "tenant=t&layout=l&" LINEAGE, body);
+    sim_advance(&sim, 10);
+    cr_assert_eq(asked.replies, 1);
+    json_decref(body);
+    *body_p = asked.body;
+    return asked.code;
+}
+
+static json_t *object_of(const json_t *body, size_t i)
+{
+    return json_array_get(json_object_get(body, "objects"), i);
+}
+
+Test(objects, of_many_keys_each_is_told_in_the_order_asked)
+{
+    json_t *body;
+    nodes[1].with = KVB_OK;
+    cr_expect_eq(ask_for("{\"keys\":[\"6b31\",\"6B32\",\"00\"]}", &body), 200);
+    cr_assert_eq(json_array_size(json_object_get(body, "objects")), 3);
+    static const char *const keys[] = {"6b31", "6b32", "00"};
+    for (size_t i = 0; i < 3; i++) {
+        const json_t *object = object_of(body, i);
+        cr_expect_str_eq(json_string_value(json_object_get(object, "key")), keys[i]);
+        cr_expect(json_is_true(json_object_get(object, "exists")));
+        cr_expect_eq(json_array_size(json_object_get(object, "nodes")), 1);
+        cr_expect_str_eq(json_string_value(json_array_get(json_object_get(object, "nodes"), 0)),
+                         "n1");
+    }
+    cr_expect_eq(json_integer_value(json_object_get(body, "nodes_silent")), 0);
+    json_decref(body);
+    nodes[1].with = KVB_ERR_NOT_FOUND;
+    cr_expect_eq(ask_for("{\"keys\":[\"6b31\"]}", &body), 200);
+    cr_expect(json_is_false(json_object_get(object_of(body, 0), "exists")));
+    cr_expect_null(json_object_get(object_of(body, 0), "bytes"));
+    json_decref(body);
+    nodes[2].with = KVB_ERR_TIMEOUT; /* it may have it */
+    cr_expect_eq(ask_for("{\"keys\":[\"6b31\"]}", &body), 200);
+    cr_expect(json_is_null(json_object_get(object_of(body, 0), "exists")));
+    cr_expect_eq(json_integer_value(json_object_get(body, "nodes_silent")), 1);
+    json_decref(body);
+}
+
+Test(objects, what_is_no_list_of_keys_is_400_and_nobody_is_asked)
+{
+    static const char *const bad[] = {"{}",
+                                      "{\"keys\":[]}",
+                                      "{\"keys\":\"6b31\"}",
+                                      "{\"keys\":[\"6b31\",7]}",
+                                      "{\"keys\":[\"6b3\"]}",
+                                      "{\"keys\":[\"6b31\",\"\"]}",
+                                      "{\"keys\":[null]}"};
+    json_t *body;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_expect_eq(ask_for(bad[i], &body), 400, "%s", bad[i]);
+        cr_expect_str_eq(
+            json_string_value(json_object_get(json_object_get(body, "error"), "param")),
+            "body.keys");
+        json_decref(body);
+        cr_expect(kvp_control_quiet(control));
+    }
+    json_t *keys = json_array();
+    for (int i = 0; i < 1001; i++) {
+        (void)json_array_append_new(keys, json_string("00"));
+    }
+    for (int more = 1; more >= 0; more--) {
+        json_t *asked_body = json_pack("{s:O}", "keys", keys);
+        char *text = json_dumps(asked_body, 0);
+        cr_expect_eq(ask_for(text, &body), more ? 400 : 200);
+        free(text);
+        json_decref(asked_body);
+        json_decref(body);
+        (void)json_array_remove(keys, 0);
+    }
+    json_decref(keys);
 }

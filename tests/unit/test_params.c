@@ -61,6 +61,21 @@ Test(params, a_page_has_1_to_1000_rows_and_a_cursor_is_plain_text)
     EXPECT_BAD(list_regions, longest, NULL, "query.cursor");
 }
 
+Test(params, a_quota_is_a_number_of_bytes_or_none)
+{
+    EXPECT_OK(set_quota, "quota_bytes=999999999999999999", NULL);
+    cr_expect_eq(params.quota_bytes, 999999999999999999u);
+    EXPECT_OK(set_quota, NULL, "{\"quota_bytes\": \"none\"}");
+    cr_expect_eq(params.quota_bytes, UINT64_MAX);
+    EXPECT_OK(set_quota, NULL, "{\"quota_bytes\": 12}");
+    cr_expect_eq(params.quota_bytes, 12);
+    EXPECT_BAD(set_quota, "quota_bytes=1000000000000000000", NULL, "query.quota_bytes");
+    EXPECT_BAD(set_quota, "quota_bytes=-1", NULL, "query.quota_bytes");
+    EXPECT_BAD(set_quota, "quota_bytes=", NULL, "query.quota_bytes");
+    EXPECT_BAD(set_quota, "quota_bytes=None", NULL, "query.quota_bytes");
+    EXPECT_BAD(set_quota, NULL, "{\"quota_bytes\": 1.5}", "body.quota_bytes");
+}
+
 Test(params, a_pattern_takes_bytes_as_they_are_and_only_bare_stars_as_wild)
 {
     struct kvp_params got;
