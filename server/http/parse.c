@@ -13,6 +13,9 @@
  * strings (handles, names) and have few.
  */
 #define VALUES_MAX (1u << 20)
+/* Of a body that is kept whole as long as its operation takes. */
+#define VALUES_KEPT 4096u
+#define BYTES_KEPT  KVP_BODY_SMALL
 
 /* At least as many values as a text has, without parsing it. */
 static size_t count_values(const char *text, size_t len)
@@ -24,8 +27,8 @@ static size_t count_values(const char *text, size_t len)
     return n;
 }
 
-/* A copy of the object with its lists and objects emptied: what control looks at is in the first
- * level, and the rest need not be kept as long as the operation takes. NULL: out of memory. */
+/* A copy of the object with its lists and objects emptied: of what is relayed control looks at the
+ * first level alone. NULL: out of memory. */
 static json_t *first_level(json_t *object)
 {
     json_t *copy = json_object();
@@ -83,7 +86,9 @@ void kvp_exchange_parse(struct kvp_exchange *exchange)
                         &wrong) != KVB_OK) {
         kvp_exchange_refuse(exchange, 400, wrong.param, wrong.message);
     } else if (json != NULL) {
-        request->json = first_level(json);
+        bool whole = request->body_len <= BYTES_KEPT &&
+                     count_values(request->body, request->body_len) <= VALUES_KEPT;
+        request->json = whole ? json_incref(json) : first_level(json);
         if (request->json == NULL) {
             kvp_exchange_refuse(exchange, 503, NULL, "out of memory; try again");
         }

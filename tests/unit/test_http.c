@@ -828,6 +828,22 @@ Test(http_own, too_many_in_flight_are_told_to_come_back)
     rest_stop(&rest);
 }
 
+Test(http, what_a_body_has_in_its_lists_is_not_lost)
+{
+    /* A tag that is no text is refused where the list is read. */
+    struct http_answer answer = http_ask(rest.port, "POST", "/collective_rpc", NULL,
+                                         "{\"method\":\"skyrl_wake_for_weight_sync\","
+                                         "\"kwargs\":{\"tags\":[7]}}");
+    expect_shape(&answer, 400, "a tag");
+    http_answer_free(&answer);
+    /* One key too few: what is read is the list's, and not its first level. */
+    answer =
+        http_ask(rest.port, "POST", "/v1/kvplane/objects/exists", NULL, "{\"keys\":[\"6b3\"]}");
+    expect_shape(&answer, 400, "a key");
+    cr_expect(strstr(answer.body, "hex digits") != NULL, "%s", answer.body);
+    http_answer_free(&answer);
+}
+
 Test(http, respond_async_is_202_with_location_only_when_asked)
 {
     rest_hold(&rest, true);
