@@ -303,6 +303,11 @@ static kvb_status_t build_left(struct op *op, struct kvs_txn *txn)
 
 static kvb_status_t answer_left(struct op *op, const struct kvs_txn_answer *answer)
 {
+    if (!answer->succeeded && op->number != 0) {
+        op->number =
+            0; /* a later reset has begun another epoch: this one waits for it all the same */
+        return KVB_ERR_AGAIN;
+    }
     if (answer->succeeded && op->number > op->member->epoch) {
         op->member->epoch = op->number;
     }

@@ -34,6 +34,7 @@ enum {
     STEP_MS_MAX = 1500,
     CALM_MS = 400000, /* once everything was mended, all serve again within; calls that nobody
                          answers take 120 s */
+    LEASES_MS = 12000,
     SHARE_MS = 15000, /* and then hit what the others put */
 };
 
@@ -451,8 +452,9 @@ static void recover(void)
 static void calm_cycle(void)
 {
     static const struct kvp_ask asks[] = {{.operation = KVP_OP_SLEEP, .level = 1},
-                                          {.operation = KVP_OP_WAKE}};
-    for (uint32_t k = 0; k < 2; k++) {
+                                          {.operation = KVP_OP_WAKE},
+                                          {.operation = KVP_OP_TENANT_RESET}};
+    for (uint32_t k = 0; k < sizeof asks / sizeof asks[0]; k++) {
         kvb_status_t statuses[DAEMONS];
         for (uint32_t i = 0; i < DAEMONS; i++) {
             sim_daemon_ask(world.daemons[i], &asks[k], &statuses[i]);
@@ -505,6 +507,8 @@ static void await_hits(void)
 
 static void check_calm(void)
 {
+    sim_run_ms(
+        LEASES_MS); /* who was killed is a member until its lease ends, and resets wait for it */
     await_hits();
     calm_cycle();
     uint32_t before = descriptors();

@@ -770,6 +770,39 @@ Test(coordinator_contract, a_tenant_reset_makes_all_leave_named_or_private_and_r
     }
 }
 
+Test(coordinator_contract, resets_of_a_tenant_at_one_time_all_succeed)
+{
+    EACH_KIND(kind)
+    {
+        struct world world;
+        struct instance a, b;
+        struct ask asks[3];
+        world_open(&world, kind);
+        join(&a, &world, "a", "t", "l");
+        join(&b, &world, "b", "t", "l");
+        (void)resolve(&a, "v1");
+        b.leaves = false;
+        for (int i = 0; i < 3; i++) {
+            kvs_tenant_reset(world.coordinator, "t", NULL, in_ms(&world, 20000),
+                             &asked(&asks[i], NULL)->request);
+        }
+        EVENTUALLY(&world, b.nwords == 3);
+        settle(&world);
+        for (uint32_t i = 0; i < b.nwords; i++) { /* has left: each of them hears it */
+            cr_assert_eq(b.words[i].heard, TOLD_TENANT);
+            kvs_member_left(b.member, b.words[i].retirement);
+        }
+        for (int i = 0; i < 3; i++) {
+            EVENTUALLY(&world, asks[i].done);
+            cr_assert_eq(asks[i].status, KVB_OK, "reset %d: %s", i,
+                         kvb_status_text(asks[i].status));
+        }
+        kvs_member_close(a.member);
+        kvs_member_close(b.member);
+        world_close(&world);
+    }
+}
+
 /* ---- steps (rule 7) ---- */
 
 static kvb_status_t step(struct instance *instance, uint64_t epoch, uint64_t number,
