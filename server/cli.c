@@ -123,10 +123,7 @@ static const struct {
 
 int kvp_cli_main(int argc, char **argv)
 {
-    const char *url = getenv("KVPLANE_URL");
-    struct kvp_cli cli = {.call = {.base = url != NULL ? url : KVP_CLI_URL,
-                                   .token = getenv("KVPLANE_TOKEN"),
-                                   .curl = curl_easy_init()}};
+    struct kvp_cli cli = {.call = {.curl = curl_easy_init()}};
     if (cli.call.curl == NULL) {
         (void)fprintf(stderr, "kvplane: %s\n", kvb_status_text(KVB_ERR_NO_MEMORY));
         return KVP_CLI_REFUSED;
@@ -137,6 +134,7 @@ int kvp_cli_main(int argc, char **argv)
     }
     int rc = kvp_cli_read(&cli, argc, argv);
     if (rc == KVP_CLI_DONE) {
+        kvp_call_reach(&cli.call);
         rc = commands[i].run != NULL ? commands[i].run(&cli) : kvp_cli_verb(&cli, commands[i].path);
     }
     free(cli.call.answer);

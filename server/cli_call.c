@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_call.h"
 
+#include "cli.h"
 #include "cli_grid.h"
 
 #include <stdarg.h>
@@ -40,6 +41,59 @@ static void tell(struct kvp_call *call, const char *format, ...)
     if (!call->quiet) {
         (void)fprintf(stderr, "kvplane: %s\n", call->trouble);
     }
+}
+
+static const char *given(const char *option, const char *variable)
+{
+    return option != NULL ? option : getenv(variable);
+}
+
+void kvp_call_reach(struct kvp_call *call)
+{
+    const char *url = getenv("KVPLANE_URL");
+    if (call->base == NULL && call->socket == NULL && url != NULL) {
+        call->base = url;
+    } else if (call->base == NULL && given(call->socket, "KVPLANE_HTTP_SOCKET") != NULL) {
+        call->socket = given(call->socket, "KVPLANE_HTTP_SOCKET");
+        call->base = "http://localhost";
+    } else if (call->base == NULL) {
+        call->base = KVP_CLI_URL;
+    }
+    call->token = given(call->token, "KVPLANE_TOKEN");
+    call->ca_file = given(call->ca_file, "KVPLANE_CA_FILE");
+    call->cert_file = given(call->cert_file, "KVPLANE_CLIENT_CERT_FILE");
+    call->key_file = given(call->key_file, "KVPLANE_CLIENT_KEY_FILE");
+    (void)curl_easy_setopt(call->curl, CURLOPT_ERRORBUFFER, call->why);
+    (void)curl_easy_setopt(call->curl, CURLOPT_UNIX_SOCKET_PATH, call->socket);
+    if (call->ca_file != NULL) {
+        (void)curl_easy_setopt(call->curl, CURLOPT_CAINFO, call->ca_file);
+        (void)curl_easy_setopt(call->curl, CURLOPT_CAPATH, NULL); /* and nobody else */
+    }
+    (void)curl_easy_setopt(call->curl, CURLOPT_SSLCERT, call->cert_file);
+    (void)curl_easy_setopt(call->curl, CURLOPT_SSLKEY, call->key_file);
+}
+
+const char *kvp_call_where(const struct kvp_call *call)
+{
+    return call->socket != NULL ? call->socket : call->base;
+}
+
+void kvp_call_why(const struct kvp_call *call, CURLcode result, char *text, size_t cap)
+{
+    static const struct {
+        CURLcode result;
+        const char *hint;
+    } hints[] = {
+        {CURLE_PEER_FAILED_VERIFICATION, "; --tls-ca-file names the authorities to be trusted"},
+        {CURLE_GOT_NOTHING, "; does it speak TLS (--url https://…)?"},
+        {CURLE_SSL_CONNECT_ERROR, "; does it speak TLS, or plain HTTP (--url http://…)?"},
+    };
+    const char *hint = "";
+    for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++) {
+        hint = hints[i].result == result ? hints[i].hint : hint;
+    }
+    (void)snprintf(text, cap, "%s%s", call->why[0] != '\0' ? call->why : curl_easy_strerror(result),
+                   hint);
 }
 
 struct curl_slist *kvp_call_headers(const struct kvp_call *call, const char *header)
@@ -101,11 +155,14 @@ int kvp_call_send(struct kvp_call *call, bool post, const char *path, long *code
     if (post) {
         (void)curl_easy_setopt(call->curl, CURLOPT_POSTFIELDS, "");
     }
+    call->why[0] = '\0';
     CURLcode rc = perform(call);
     (void)curl_easy_setopt(call->curl, CURLOPT_HTTPHEADER, NULL);
     curl_slist_free_all(headers);
     if (rc != CURLE_OK) {
-        tell(call, "%s: %s", call->base, curl_easy_strerror(rc));
+        char why[CURL_ERROR_SIZE + 128];
+        kvp_call_why(call, rc, why, sizeof why);
+        tell(call, "%s: %s", kvp_call_where(call), why);
         return KVP_CLI_UNREACHABLE;
     }
     (void)curl_easy_getinfo(call->curl, CURLINFO_RESPONSE_CODE, code_p);

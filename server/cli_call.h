@@ -19,18 +19,29 @@ enum {
 struct kvp_call {
     CURL *curl;
     const char *base;
-    const char *token;  /* NULL: none */
-    const char *header; /* one more, of POSTs; NULL: none */
-    bool quiet;         /* what would be told on stderr is kept in trouble */
+    const char *socket;  /* path of the Unix socket that it is reached by; NULL: none */
+    const char *ca_file; /* whom a daemon's certificate may come from; NULL: the system's */
+    const char *cert_file, *key_file; /* shown to a daemon; NULL: none */
+    const char *token;                /* NULL: none */
+    const char *header;               /* one more, of POSTs; NULL: none */
+    bool quiet;                       /* what would be told on stderr is kept in trouble */
     /* Asked when there is something to read at watched, and ten times a second: true ends the call
      * that is under way. NULL: nothing does. */
     bool (*ends)(void);
     int watched;  /* -1: nothing */
     CURLM *multi; /* made by the first call that can be ended; to be freed after curl */
     char trouble[1024];
-    char *answer; /* of the last one, NUL-terminated; NULL: empty. malloc'd */
+    char why[CURL_ERROR_SIZE]; /* of libcurl, of the last one that failed; "": it did not say */
+    char *answer;              /* of the last one, NUL-terminated; NULL: empty. malloc'd */
     size_t len;
 };
+
+/* What no option has said comes from the environment, or is as ever; told to curl. Once, before the
+ * first call. */
+void kvp_call_reach(struct kvp_call *call);
+/* Where the daemon is, and why it could not be asked, for people. */
+const char *kvp_call_where(const struct kvp_call *call);
+void kvp_call_why(const struct kvp_call *call, CURLcode result, char *text, size_t cap);
 
 /* Authorization, if there is a token, and one more (NULL: none); to be freed. */
 struct curl_slist *kvp_call_headers(const struct kvp_call *call, const char *header);

@@ -186,12 +186,15 @@ static int follow(struct kvp_cli *cli)
         CURLcode result = CURLE_OK;
         long code = follow_once(&follower, &result);
         if (code >= 400 && code < 500) {
-            (void)fprintf(stderr, "kvplane: %s: the daemon answers %ld\n", cli->call.base, code);
+            (void)fprintf(stderr, "kvplane: %s: the daemon answers %ld\n",
+                          kvp_call_where(&cli->call), code);
             return KVP_CLI_REFUSED;
         }
         if (!follower.was_there) {
-            (void)fprintf(stderr, "kvplane: %s: %s\n", cli->call.base,
-                          code >= 500 ? "too many streams, or none" : curl_easy_strerror(result));
+            char why[CURL_ERROR_SIZE + 128];
+            kvp_call_why(&cli->call, result, why, sizeof why);
+            (void)fprintf(stderr, "kvplane: %s: %s\n", kvp_call_where(&cli->call),
+                          code >= 500 ? "too many streams, or none" : why);
             return code >= 500 ? KVP_CLI_REFUSED : KVP_CLI_UNREACHABLE;
         }
         (void)sleep(RETRY_S);

@@ -58,11 +58,12 @@ static size_t columns(void)
 static int leave_running(const struct kvp_cli *cli, const char *id)
 {
     const char *url = getenv("KVPLANE_URL");
-    bool told = strcmp(cli->call.base, url != NULL ? url : KVP_CLI_URL) == 0;
+    bool told = strcmp(kvp_call_where(&cli->call), url != NULL ? url : KVP_CLI_URL) == 0;
+    const char *option = cli->call.socket != NULL ? " --unix-socket " : " --url ";
     (void)fprintf(stderr,
                   "kvplane: operation %s goes on: kvplane ops %s --wait 60%s%s waits for its end, "
                   "--cancel instead cancels it\n",
-                  id, id, told ? "" : " --url ", told ? "" : cli->call.base);
+                  id, id, told ? "" : option, told ? "" : kvp_call_where(&cli->call));
     catch_interrupts(false);
     (void)raise(SIGINT);
     return KVP_CLI_UNFINISHED;

@@ -83,6 +83,11 @@ static void put_all(const struct kvp_commands *commands, FILE *out)
     }
     (void)fprintf(out, ".SH ENVIRONMENT\n"
                        ".TP\n.B KVPLANE_URL\nOf the daemon, for the client commands.\n"
+                       ".TP\n.B KVPLANE_HTTP_SOCKET\nThe Unix socket that it is reached by.\n"
+                       ".TP\n.B KVPLANE_CA_FILE\nOf the authorities that its certificate may come "
+                       "from.\n"
+                       ".TP\n.B KVPLANE_CLIENT_CERT_FILE\n.TQ\n.B KVPLANE_CLIENT_KEY_FILE\n"
+                       "Shown to it.\n"
                        ".TP\n.B KVPLANE_TOKEN\nTheir token.\n");
 }
 

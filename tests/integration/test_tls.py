@@ -226,6 +226,47 @@ class Tls(harness.Case):
         self.assertEqual(daemon.ok("/pause")["status"], "paused")
         self.clean(engine, daemon, node)
 
+    def command(self, *words, env=None):
+        """Exit code, what it prints and what it complains of."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
+        run = subprocess.run([harness.PROGRAM, *words], capture_output=True, text=True, timeout=harness.DEADLINE_S,
+                             env={**environment, **(env or {})})
+        self.assertNotIn("Sanitizer", run.stderr)
+        return run.returncode, run.stdout, run.stderr
+
+    def test_the_command_line_goes_by_tls_and_says_what_is_wrong_with_it(self):
+        mine, other = self.authority.sign("client"), Authority(self.directory, "other")
+        daemon = self.serve("--tls-client-ca-file", self.authority.certificate, pair=mine)
+        engine = self.engine(daemon, "a")
+        url, ca = ["--url", daemon.url], ["--tls-ca-file", self.authority.certificate]
+        shown = ["--tls-cert-file", mine[0], "--tls-key-file", mine[1]]
+        for words in (["status"], ["pause"], ["resume"], ["events"], ["ops"]):
+            code, _, said = self.command(*words, *url, *ca, *shown)
+            self.assertEqual((code, said), (0, ""), words)
+        self.assertEqual(self.command("status", env={
+            "KVPLANE_URL": daemon.url, "KVPLANE_CA_FILE": ca[1], "KVPLANE_CLIENT_CERT_FILE": mine[0],
+            "KVPLANE_CLIENT_KEY_FILE": mine[1]})[0], 0)
+        for args, exit_code, words in (
+                ([*url, *shown], 3, "--tls-ca-file"),
+                ([*url, "--tls-ca-file", other.certificate, *shown], 3, "--tls-ca-file"),
+                ([*url, "--tls-ca-file", "/nonexistent.pem"], 3, "/nonexistent.pem"),
+                ([*url, *ca, "--tls-cert-file", "/nonexistent.pem"], 3, "certificate"),
+                ([*url, *ca, "--tls-cert-file", mine[0], "--tls-key-file", other.sign("x")[1]], 3, "key"),
+                ([*url, *ca], 1, "403: .*client certificate"),
+                (["--url", daemon.url.replace("https", "http")], 3, "speak TLS")):
+            for command in ("status", "events"):
+                code, _, said = self.command(command, *args)
+                self.assertEqual(code, exit_code, said)
+                self.assertRegex(said, words)
+        code, _, said = self.command("events", "--follow", *url)
+        self.assertEqual(code, 3)
+        self.assertIn("--tls-ca-file", said)
+        plain = self.daemon(name="plain", socket_name="plain.sock")
+        code, _, said = self.command("status", "--url", plain.url.replace("http", "https"))
+        self.assertEqual(code, 3)
+        self.assertIn("plain HTTP", said)
+        self.clean(engine, daemon, plain)
+
     def test_files_that_are_wrong_are_said_at_start(self):
         pair = self.authority.sign("one")
         other = self.authority.sign("two")
