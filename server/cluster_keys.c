@@ -4,6 +4,7 @@
 #include "config_table.h"
 
 #include <arpa/inet.h>
+#include <stdlib.h>
 #include <string.h>
 
 kvb_status_t kvp_split_address(const char *address, char *host, size_t host_cap, uint16_t *port_p)
@@ -63,6 +64,33 @@ static kvb_status_t check_listen(const char *listen, const char *token_file, boo
     return KVB_OK;
 }
 
+bool kvp_parse_mode(const char *text, mode_t *mode_p)
+{
+    size_t len = strspn(text, "01234567");
+    if (text[len] != '\0' || len < 3 || len > 4 || (len == 4 && text[0] != '0')) {
+        return false;
+    }
+    *mode_p = (mode_t)strtoul(text, NULL, 8);
+    return true;
+}
+
+static kvb_status_t check_socket(const struct kvp_rest_config *config, char *error)
+{
+    mode_t mode;
+    if (!kvp_parse_mode(config->http_socket_mode, &mode)) {
+        return kvp_refuse(error, "http-socket-mode: `%.64s` is not allowed: octal, as 0600 or 0660",
+                          config->http_socket_mode);
+    }
+    if (config->http_socket[0] != '\0' && (mode & 077) != 0 && config->token_file[0] == '\0' &&
+        !config->insecure) {
+        return kvp_refuse(error,
+                          "http-socket-mode: %s lets others than its owner open http-socket: give "
+                          "--token-file, or --insecure if they may all do what its routes do",
+                          config->http_socket_mode);
+    }
+    return KVB_OK;
+}
+
 kvb_status_t kvp_check_rest(const struct kvp_rest_config *config, char *error)
 {
     if ((config->tls_cert_file[0] == '\0') != (config->tls_key_file[0] == '\0')) {
@@ -71,6 +99,10 @@ kvb_status_t kvp_check_rest(const struct kvp_rest_config *config, char *error)
     if (config->tls_client_ca_file[0] != '\0' && config->tls_cert_file[0] == '\0') {
         return kvp_refuse(error, "tls-client-ca-file: clients show certificates by TLS alone: give "
                                  "--tls-cert-file and --tls-key-file too");
+    }
+    kvb_status_t status = check_socket(config, error);
+    if (status != KVB_OK || (config->listen[0] == '\0' && config->http_socket[0] != '\0')) {
+        return status; /* or reached by no other way */
     }
     return check_listen(config->listen, config->token_file, config->insecure, error);
 }

@@ -7,6 +7,8 @@
 #include "base/link.h"
 #include "base/status.h"
 
+#include <sys/types.h>
+
 /*
  * The keys that the daemon and a store node have in common (server/config_table.h): how a cluster
  * is reached and how a share is served to it, and how the REST API is served.
@@ -77,6 +79,11 @@
       "read")                                                                                      \
     X(insecure, SWITCH, "insecure", "false", "",                                                   \
       "serve without tokens, and without a secret, although others than this host can reach it")   \
+    X(http_socket, TEXT, "http-socket", "", "",                                                    \
+      "path of a Unix socket that the REST API is served on, too, without TLS; with an empty "     \
+      "listen on it alone. A socket that others than its owner may open (http-socket-mode) needs " \
+      "token-file or insecure")                                                                    \
+    X(http_socket_mode, TEXT, "http-socket-mode", "0600", "", "permissions of that socket")        \
     X(tls_cert_file, TEXT, "tls-cert-file", "", "",                                                \
       "PEM file of the certificate that the REST API is served with by TLS (1.2 or later), "       \
       "followed by those between it and its authority; needs tls-key-file. Read anew at SIGHUP")   \
@@ -125,6 +132,8 @@ struct kvp_rest_config {
 };
 
 /* Checks what is common, for a program's own check. INVALID: error says what to change. */
+/* False: not three or four octal digits. */
+bool kvp_parse_mode(const char *text, mode_t *mode_p);
 KVB_MUST_USE kvb_status_t kvp_check_rest(const struct kvp_rest_config *config, char *error);
 KVB_MUST_USE kvb_status_t kvp_check_cluster(const struct kvp_cluster_config *config, char *error);
 

@@ -52,9 +52,8 @@ struct kvp_daemon {
     struct kvp_devices devices;
     struct kvp_link *link;
     struct kvp_control *control;
-    struct kvp_http *http;
+    struct kvp_rest rest;
     _Atomic(uint64_t) parsing_since_ns; /* kvp_http_config */
-    char url[KVP_ADDRESS_MAX];
     struct kvp_collect collect;
     struct kvp_dump *dump;
     struct kvb_timer stop_bound;
@@ -88,24 +87,24 @@ static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
 {
     struct kvp_daemon *daemon = ctx;
     kvp_program_alive(now_ns, &daemon->told_ns);
-    if (daemon->http != NULL) { /* whole */
+    if (kvp_rest_started(&daemon->rest)) { /* whole */
         kvp_board_beat(daemon->board);
         if (now_ns - daemon->streams_beat_ns >= STREAM_BEAT_MS * KVB_NS_PER_MS) {
             daemon->streams_beat_ns = now_ns;
-            kvp_http_wake(daemon->http, true);
+            kvp_rest_wake(&daemon->rest, true);
         }
         kvp_collect_beat(&daemon->collect, lag_ns);
         kvp_link_beat(daemon->link);
         kvb_series_set(kvb_series0(daemon->metrics, KVP_M_HTTP_CONNECTIONS),
-                       kvp_http_connections(daemon->http));
+                       kvp_rest_connections(&daemon->rest));
         kvb_series_set(kvb_series0(daemon->metrics, KVP_M_ETCD_REACHABLE), etcd_reachable(daemon));
     }
 }
 
 static void wake_streams(const struct kvp_daemon *daemon)
 {
-    if (daemon->http != NULL) {
-        kvp_http_wake(daemon->http, false);
+    if (kvp_rest_started(&daemon->rest)) {
+        kvp_rest_wake(&daemon->rest, false);
     }
 }
 
@@ -206,9 +205,8 @@ static void go(struct kvp_daemon *daemon)
 {
     bool quiet = daemon->control == NULL || kvp_control_quiet(daemon->control);
     if (!daemon->lets_go && !daemon->leaves && quiet) {
-        if (daemon->http != NULL) { /* else it never began */
-            kvp_http_stop(daemon->http);
-            daemon->http = NULL;
+        if (kvp_rest_started(&daemon->rest)) { /* else it never began */
+            kvp_rest_stop(&daemon->rest);
         }
         kvp_storage_stop(daemon->storage, on_storage_stopped, daemon);
     }
@@ -249,9 +247,8 @@ static void on_signalled(void *ctx, int signum)
 {
     struct kvp_daemon *daemon = ctx;
     if (signum == SIGHUP) {
-        if (daemon->http != NULL) {
-            const struct kvp_rest_config rest = kvp_config_rest(daemon->config);
-            kvp_program_reload(&rest, daemon->metrics, daemon->http);
+        if (kvp_rest_started(&daemon->rest)) {
+            kvp_rest_reload(&daemon->rest);
         }
         return;
     }
@@ -478,7 +475,7 @@ static kvb_status_t create_http(struct kvp_daemon *daemon)
                                          .inbox = kvp_control_inbox(daemon->control),
                                          .ops = &http_ops,
                                          .ctx = daemon};
-    return kvp_program_http(&rest, &http, daemon->metrics, &daemon->http, daemon->url);
+    return kvp_rest_start(&daemon->rest, &rest, &http, daemon->metrics);
 }
 
 kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemon **daemon_p)
@@ -543,10 +540,10 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
 
 kvb_status_t kvp_daemon_run(struct kvp_daemon *daemon)
 {
-    KVB_LOG(INFO, "serving", KVB_STR("rest", daemon->url),
+    KVB_LOG(INFO, "serving", KVB_STR("rest", daemon->rest.url),
             KVB_STR("engine_socket", daemon->config->engine_socket),
             KVB_U64("store_bytes", daemon->config->store_bytes));
-    (void)printf("kvplane ready %s\n", daemon->url);
+    (void)printf("kvplane ready %s\n", daemon->rest.url);
     (void)fflush(stdout);
     kvp_program_notify("READY=1");
     kvp_loop_run(daemon->loop);

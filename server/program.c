@@ -183,49 +183,108 @@ static kvb_status_t read_tls(const struct kvp_rest_config *rest, struct kvb_metr
     return KVB_OK;
 }
 
-kvb_status_t kvp_program_http(const struct kvp_rest_config *rest,
-                              const struct kvp_http_config *http, struct kvb_metrics *metrics,
-                              struct kvp_http **http_p, char url[KVP_ADDRESS_MAX])
+static kvb_status_t start_tcp(struct kvp_rest *rest, struct kvp_http_config *http)
 {
-    struct kvp_http_config config = *http;
     char host[KVB_LAYOUT_MAX];
+    kvb_status_t status = kvp_split_address(rest->config.listen, host, sizeof host, &http->port);
+    kvb_assert(status == KVB_OK); /* checked at start */
+    http->address = host;
+    status = kvp_http_start(http, &rest->servers[rest->n]);
+    if (status == KVB_OK) {
+        join_address(http->tls != NULL ? "https://" : "http://", host,
+                     kvp_http_port(rest->servers[rest->n]), rest->url);
+        rest->n++;
+    }
+    return status;
+}
+
+static kvb_status_t start_unix(struct kvp_rest *rest, struct kvp_http_config *http)
+{
+    bool well_formed = kvp_parse_mode(rest->config.http_socket_mode, &http->unix_mode);
+    kvb_assert(well_formed); /* checked at start */
+    http->unix_path = rest->config.http_socket;
+    http->tls = NULL;
+    http->parsing_since_ns =
+        rest->n > 0 ? NULL : http->parsing_since_ns; /* it tells of one alone */
+    kvb_status_t status = kvp_http_start(http, &rest->servers[rest->n]);
+    if (status == KVB_OK && rest->n++ == 0) {
+        (void)snprintf(rest->url, sizeof rest->url, "unix:%s", http->unix_path);
+    }
+    return status;
+}
+
+kvb_status_t kvp_rest_start(struct kvp_rest *rest, const struct kvp_rest_config *config,
+                            const struct kvp_http_config *http, struct kvb_metrics *metrics)
+{
+    struct kvp_http_config each = *http;
+    struct kvp_tls *tls = NULL;
     struct kvp_http_token *tokens = calloc(KVP_HTTP_TOKENS_MAX, sizeof *tokens);
     if (tokens == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
-    kvb_status_t status = kvp_split_address(rest->listen, host, sizeof host, &config.port);
-    kvb_assert(status == KVB_OK); /* checked at start */
-    config.address = host;
-    config.tokens = tokens;
-    config.connections_max = (uint32_t)rest->connections_max;
-    config.idle_timeout_s = (uint32_t)(rest->idle_timeout / 1000);
-    config.clock = &kvb_clock_real;
-    config.random = &kvb_random_real;
-    status = read_tokens(rest->token_file, tokens, &config.ntokens);
+    *rest = (struct kvp_rest){.config = *config, .metrics = metrics};
+    each.tokens = tokens;
+    each.connections_max = (uint32_t)config->connections_max;
+    each.idle_timeout_s = (uint32_t)(config->idle_timeout / 1000);
+    each.clock = &kvb_clock_real;
+    each.random = &kvb_random_real;
+    kvb_status_t status = read_tokens(config->token_file, tokens, &each.ntokens);
     if (status == KVB_OK) {
-        status = read_tls(rest, metrics, &config.tls);
+        status = read_tls(config, metrics, &tls);
+        each.tls = tls;
     }
-    if (status == KVB_OK) {
-        status = kvp_http_start(&config, http_p);
+    if (status == KVB_OK && config->listen[0] != '\0') {
+        status = start_tcp(rest, &each);
     }
-    if (status == KVB_OK) {
-        join_address(config.tls != NULL ? "https://" : "http://", host, kvp_http_port(*http_p),
-                     url);
+    if (status == KVB_OK && config->http_socket[0] != '\0') {
+        status = start_unix(rest, &each);
     }
-    kvp_tls_put(config.tls);
+    if (status != KVB_OK) {
+        kvp_rest_stop(rest);
+    }
+    kvp_tls_put(tls);
     explicit_bzero(tokens, KVP_HTTP_TOKENS_MAX * sizeof *tokens);
     free(tokens);
     return status;
 }
 
-static kvb_status_t reload_tokens(const char *token_file, struct kvp_http *http)
+bool kvp_rest_started(const struct kvp_rest *rest)
+{
+    return rest->n > 0;
+}
+
+uint32_t kvp_rest_connections(const struct kvp_rest *rest)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < rest->n; i++) {
+        sum += kvp_http_connections(rest->servers[i]);
+    }
+    return sum;
+}
+
+void kvp_rest_wake(const struct kvp_rest *rest, bool beat)
+{
+    for (uint32_t i = 0; i < rest->n; i++) {
+        kvp_http_wake(rest->servers[i], beat);
+    }
+}
+
+void kvp_rest_stop(struct kvp_rest *rest)
+{
+    while (rest->n > 0) {
+        kvp_http_stop(rest->servers[--rest->n]);
+    }
+}
+
+static kvb_status_t reload_tokens(struct kvp_rest *rest)
 {
     struct kvp_http_token *tokens = calloc(KVP_HTTP_TOKENS_MAX, sizeof *tokens);
     uint32_t n = 0;
-    kvb_status_t status = tokens == NULL ? KVB_ERR_NO_MEMORY : read_tokens(token_file, tokens, &n);
+    kvb_status_t status =
+        tokens == NULL ? KVB_ERR_NO_MEMORY : read_tokens(rest->config.token_file, tokens, &n);
 
-    if (status == KVB_OK) {
-        status = kvp_http_set_tokens(http, tokens, n);
+    for (uint32_t i = 0; i < rest->n && status == KVB_OK; i++) {
+        status = kvp_http_set_tokens(rest->servers[i], tokens, n);
     }
     if (status != KVB_OK) {
         KVB_LOG(ERROR, "the tokens stay as they were", KVB_STATUS(status));
@@ -239,23 +298,23 @@ static kvb_status_t reload_tokens(const char *token_file, struct kvp_http *http)
     return status;
 }
 
-static kvb_status_t reload_tls(const struct kvp_rest_config *rest, struct kvb_metrics *metrics,
-                               struct kvp_http *http)
+static kvb_status_t reload_tls(struct kvp_rest *rest)
 {
     struct kvp_tls *tls = NULL;
-    kvb_status_t status = read_tls(rest, metrics, &tls);
+    kvb_status_t status = read_tls(&rest->config, rest->metrics, &tls);
 
-    if (status == KVB_OK) {
-        status = kvp_http_set_tls(http, tls);
-    }
     if (status != KVB_OK) {
         KVB_LOG(ERROR, "the TLS certificate stays as it was", KVB_STATUS(status));
-    } else {
-        KVB_LOG(INFO, "the TLS certificate was read anew",
-                KVB_I64("expires_in_s", kvp_tls_expires(tls) - (int64_t)time(NULL)));
+        return status;
     }
+    if (rest->config.listen[0] != '\0') { /* the first; a Unix socket has none */
+        status = kvp_http_set_tls(rest->servers[0], tls);
+        kvb_assert(status == KVB_OK);
+    }
+    KVB_LOG(INFO, "the TLS certificate was read anew",
+            KVB_I64("expires_in_s", kvp_tls_expires(tls) - (int64_t)time(NULL)));
     kvp_tls_put(tls);
-    return status;
+    return KVB_OK;
 }
 
 static void count_reload(struct kvb_metrics *metrics, const char *what, kvb_status_t status)
@@ -264,17 +323,16 @@ static void count_reload(struct kvb_metrics *metrics, const char *what, kvb_stat
     kvb_series_add(kvb_series(metrics, KVP_M_RELOADS, labels), 1);
 }
 
-void kvp_program_reload(const struct kvp_rest_config *rest, struct kvb_metrics *metrics,
-                        struct kvp_http *http)
+void kvp_rest_reload(struct kvp_rest *rest)
 {
-    bool tokens = rest->token_file[0] != '\0';
-    bool tls = rest->tls_cert_file[0] != '\0';
+    bool tokens = rest->config.token_file[0] != '\0';
+    bool tls = rest->config.tls_cert_file[0] != '\0';
 
     if (tokens) {
-        count_reload(metrics, "tokens", reload_tokens(rest->token_file, http));
+        count_reload(rest->metrics, "tokens", reload_tokens(rest));
     }
     if (tls) {
-        count_reload(metrics, "certificate", reload_tls(rest, metrics, http));
+        count_reload(rest->metrics, "certificate", reload_tls(rest));
     }
     if (!tokens && !tls) {
         KVB_LOG(INFO, "there is no token file and no certificate to be read anew");
@@ -284,11 +342,17 @@ void kvp_program_reload(const struct kvp_rest_config *rest, struct kvb_metrics *
 void kvp_program_audit(const struct kvp_http_answered *answered)
 {
     char from[KVP_ADDRESS_MAX] = "-";
+    char uid[16], pid[16];
+    const struct ucred *peer = answered->peer;
 
     if (answered->route == NULL || answered->route->role != KVP_ROLE_ADMIN) {
         return;
     }
-    if (answered->from != NULL) {
+    if (peer != NULL) {
+        (void)snprintf(from, sizeof from, "unix");
+        (void)snprintf(uid, sizeof uid, "%u", (unsigned)peer->uid);
+        (void)snprintf(pid, sizeof pid, "%d", (int)peer->pid);
+    } else if (answered->from != NULL) {
         socklen_t len = answered->from->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
                                                               : sizeof(struct sockaddr_in);
         if (getnameinfo(answered->from, len, from, sizeof from, NULL, 0, NI_NUMERICHOST) != 0) {
@@ -298,7 +362,8 @@ void kvp_program_audit(const struct kvp_http_answered *answered)
     kvb_log_request(answered->request_id);
     KVB_LOG(INFO, "audit", KVB_STR("operation", answered->route->operation),
             KVB_STR("instance", answered->instance[0] != '\0' ? answered->instance : NULL),
-            KVB_STR("from", from), KVB_U64("token", answered->token),
+            KVB_STR("from", from), KVB_STR("uid", peer != NULL ? uid : NULL),
+            KVB_STR("pid", peer != NULL ? pid : NULL), KVB_U64("token", answered->token),
             KVB_U64("http_status", answered->http_status), KVB_MS("took", answered->took_ns));
     kvb_log_request(NULL);
 }

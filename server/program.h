@@ -32,17 +32,30 @@ KVB_MUST_USE kvb_status_t kvp_program_memory(uint64_t bytes);
 KVB_MUST_USE kvb_status_t kvp_program_listen(const char *listen, int *fd_p,
                                              char address[KVP_ADDRESS_MAX]);
 
-/* http: routes, inbox, ops and ctx; the rest comes from the keys. url_p: where it is. INVALID, IO:
- * also a file of the keys; logged. */
-KVB_MUST_USE kvb_status_t kvp_program_http(const struct kvp_rest_config *rest,
-                                           const struct kvp_http_config *http,
-                                           struct kvb_metrics *metrics, struct kvp_http **http_p,
-                                           char url[KVP_ADDRESS_MAX]);
+/* The REST API: by TCP, on a Unix socket, or both, each with a server of its own. Zeroes: not
+ * started. */
+struct kvp_rest {
+    struct kvp_rest_config config;
+    struct kvb_metrics *metrics;
+    struct kvp_http *servers[2];
+    uint32_t n;
+    char url[KVP_ADDRESS_MAX]; /* where it is; unix:PATH where there is no other */
+};
 
+/* http: routes, inbox, ops and ctx, asked on the thread of each server; the rest comes from the
+ * keys, whose texts are borrowed for as long as it is there. INVALID, IO: also a file of the keys;
+ * logged. */
+KVB_MUST_USE kvb_status_t kvp_rest_start(struct kvp_rest *rest,
+                                         const struct kvp_rest_config *config,
+                                         const struct kvp_http_config *http,
+                                         struct kvb_metrics *metrics);
+bool kvp_rest_started(const struct kvp_rest *rest);
 /* SIGHUP: tokens and TLS files are read anew. What is wrong with them is logged and counted, and
  * what was in force stays. */
-void kvp_program_reload(const struct kvp_rest_config *rest, struct kvb_metrics *metrics,
-                        struct kvp_http *http);
+void kvp_rest_reload(struct kvp_rest *rest);
+uint32_t kvp_rest_connections(const struct kvp_rest *rest); /* open now */
+void kvp_rest_wake(const struct kvp_rest *rest, bool beat); /* kvp_http_wake() */
+void kvp_rest_stop(struct kvp_rest *rest);                  /* nothing if it never was */
 /* The line of a call that changes something: who (which token), what, of which instance, from
  * where, and how it ended. */
 void kvp_program_audit(const struct kvp_http_answered *answered);

@@ -5,6 +5,7 @@
 #include "base/list.h"
 
 #include <stdint.h>
+#include <sys/socket.h>
 
 /*
  * Connections, in one of two lists, oldest first: idle (no request begun) and receiving; those
@@ -19,6 +20,7 @@ struct kvp_connection {
     struct kvb_list link; /* in idle or receiving, or in none while answered */
     int fd;               /* borrowed from libmicrohttpd until its CLOSED notice */
     uint64_t since_ns;    /* in this list */
+    struct ucred peer;    /* of a Unix socket */
     struct kvp_tls *tls;  /* that it began with; its own reference. NULL: none */
 };
 

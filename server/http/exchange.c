@@ -159,13 +159,15 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
             MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
         http->config.ops->answered(
             http->config.ctx,
-            &(struct kvp_http_answered){.route = exchange->request.route,
-                                        .http_status = exchange->http_status,
-                                        .took_ns = now_ns - exchange->begun_ns,
-                                        .request_id = exchange->request.request_id,
-                                        .instance = exchange->request.instance,
-                                        .from = from != NULL ? from->client_addr : NULL,
-                                        .token = exchange->token});
+            &(struct kvp_http_answered){
+                .route = exchange->request.route,
+                .http_status = exchange->http_status,
+                .took_ns = now_ns - exchange->begun_ns,
+                .request_id = exchange->request.request_id,
+                .instance = exchange->request.instance,
+                .from = from != NULL ? from->client_addr : NULL,
+                .peer = http->config.unix_path != NULL ? &exchange->connection->peer : NULL,
+                .token = exchange->token});
     }
     if (kvb_log_threshold >= KVB_LOG_TRACE) {
         trace(exchange, now_ns);

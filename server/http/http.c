@@ -89,6 +89,10 @@ static void connection_notice(void *cls, struct MHD_Connection *mhd, void **cont
         uint64_t now_ns = kvb_now_ns(http->config.clock);
         connection = kvp_connection_opened(&http->connections, http, info->connect_fd, now_ns);
         *context = connection;
+        if (connection != NULL && http->config.unix_path != NULL) {
+            socklen_t len = sizeof connection->peer;
+            (void)getsockopt(connection->fd, SOL_SOCKET, SO_PEERCRED, &connection->peer, &len);
+        }
         if (connection != NULL && http->tls != NULL && !begin_tls(http, mhd, connection)) {
             KVB_LOG_LIMITED(ERROR, "a TLS connection cannot begin");
         }
@@ -237,6 +241,35 @@ static struct MHD_Daemon *start_daemon(struct kvp_http *http)
         MHD_OPTION_ARRAY, http->tls != NULL ? tls : none, MHD_OPTION_END);
 }
 
+static kvb_status_t http_listen(struct kvp_http *http, const char *address)
+{
+    const struct kvp_http_config *config = &http->config;
+    if (config->unix_path == NULL) {
+        return kvp_listen(address, config->port, &http->listener, &http->port);
+    }
+    kvb_status_t status = kvp_unix_lock("http-socket", config->unix_path, &http->unix_lock);
+    if (status != KVB_OK) {
+        return status;
+    }
+    status = kvp_unix_bind("http-socket", config->unix_path, config->unix_mode, &http->listener);
+    if (status != KVB_OK) {
+        close(http->unix_lock);
+    }
+    return status;
+}
+
+/* Nobody finds it any more. */
+static void unlisten(struct kvp_http *http, int listener)
+{
+    if (http->config.unix_path != NULL) {
+        (void)unlink(http->config.unix_path); /* still ours */
+        close(http->unix_lock);
+    }
+    if (listener >= 0) {
+        close(listener);
+    }
+}
+
 kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_http **http_p)
 {
     struct kvp_http *http = calloc(1, sizeof *http);
@@ -261,7 +294,7 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
         goto err_tokens;
     }
     http->tls = config->tls != NULL ? kvp_tls_get(config->tls) : NULL;
-    status = kvp_listen(address, config->port, &http->listener, &http->port);
+    status = http_listen(http, address);
     if (status != KVB_OK) {
         goto err_tokens;
     }
@@ -275,8 +308,9 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
         status = KVB_ERR_IO;
         goto err_parser;
     }
-    KVB_LOG(INFO, "listening", KVB_STR("address", address), KVB_U64("port", http->port),
-            KVB_STR("tls", http->tls != NULL ? "yes" : "no"));
+    KVB_LOG(INFO, "listening",
+            KVB_STR("address", config->unix_path != NULL ? config->unix_path : address),
+            KVB_U64("port", http->port), KVB_STR("tls", http->tls != NULL ? "yes" : "no"));
     *http_p = http;
     return KVB_OK;
 
@@ -284,7 +318,7 @@ err_parser:
     kvp_parser_stop(http);
     kvp_parser_cleanup(http);
 err_listener:
-    close(http->listener);
+    unlisten(http, http->listener);
 err_tokens:
     kvp_tls_put(http->tls);
     pthread_cond_destroy(&http->paid);
@@ -322,9 +356,7 @@ void kvp_http_stop(struct kvp_http *http)
     http->listener = -1;
     pthread_mutex_unlock(&http->lock);
     int listener = MHD_quiesce_daemon(http->mhd);
-    if (listener >= 0) {
-        close(listener);
-    }
+    unlisten(http, listener);
     kvp_http_wake(http, true); /* streams end: the process is going */
     await_answers(http);
     kvp_parser_stop(http);

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/socket.h>
+#include <sys/types.h>
 
 /*
  * The REST server: one libmicrohttpd thread that never waits. A probe is answered at once from the
@@ -53,6 +54,7 @@ struct kvp_http_answered {
     const char *request_id;
     const char *instance;        /* "": none was named */
     const struct sockaddr *from; /* NULL: not known */
+    const struct ucred *peer;    /* of a Unix socket; NULL: of none */
     uint32_t token; /* which, from 1 in the order they were given; 0: none was asked for, or it
                        was none */
 };
@@ -77,6 +79,8 @@ struct kvp_http_ops {
 struct kvp_http_config {
     const char *address;                 /* numeric or a name; NULL: 127.0.0.1 */
     uint16_t port;                       /* 0: any, see kvp_http_port() */
+    const char *unix_path;               /* instead of both; NULL: none */
+    mode_t unix_mode;                    /* of that socket */
     const struct kvp_http_token *tokens; /* copied; ntokens 0: no token is asked for, and
                                             Authorization is not looked at */
     uint32_t ntokens;
@@ -98,8 +102,8 @@ struct kvp_http_config {
 
 struct kvp_http;
 
-/* INVALID: address or limits; BUSY: the port is taken; UNSUPPORTED: this libmicrohttpd has no TLS;
- * IO, LIMIT, NO_MEMORY; each logged with its cause. */
+/* INVALID: address or limits; BUSY: the port or the path is taken; UNSUPPORTED: this libmicrohttpd
+ * has no TLS; IO, LIMIT, NO_MEMORY; each logged with its cause. */
 KVB_MUST_USE kvb_status_t kvp_http_start(const struct kvp_http_config *config,
                                          struct kvp_http **http_p);
 uint16_t kvp_http_port(const struct kvp_http *http);

@@ -86,6 +86,7 @@ struct kvp_http {
     struct kvp_tls *tls; /* of the connections that begin now; NULL for as long as it runs: none */
     pthread_mutex_t lock;
     pthread_cond_t paid; /* owed became 0 */
+    int unix_lock;       /* of config.unix_path */
     int listener;        /* libmicrohttpd's until quiesced; -1: no more are let in */
     uint32_t owed;       /* whole requests not yet completed */
     struct kvb_list streams;

@@ -61,8 +61,7 @@ struct kvp_store {
     struct kvs_coordinator *coordinator; /* NULL: no etcd */
     struct kvp_cluster *cluster;
     struct kvp_node_control *control;
-    struct kvp_http *http;
-    char url[KVP_ADDRESS_MAX];
+    struct kvp_rest rest;
     uint64_t told_ns; /* kvp_program_alive() */
     /* leaving */
     bool going;
@@ -88,8 +87,7 @@ static void go(void *ctx)
     kvp_leaving_stop(&store->leaving);
     KVB_LOG(INFO, "going", KVB_U64("requests_running", kvp_server_running(store->server)));
     kvp_node_control_close(store->control);
-    kvp_http_stop(store->http);
-    store->http = NULL;
+    kvp_rest_stop(&store->rest);
     if (store->cluster != NULL) {
         kvp_cluster_stop(store->cluster, WITHDRAW_MS, on_withdrawn, store);
     } else {
@@ -134,9 +132,8 @@ static void on_signalled(void *ctx, int signum)
 {
     struct kvp_store *store = ctx;
     if (signum == SIGHUP) {
-        if (store->http != NULL) {
-            const struct kvp_rest_config rest = kvp_store_config_rest(store->config);
-            kvp_program_reload(&rest, store->metrics, store->http);
+        if (kvp_rest_started(&store->rest)) {
+            kvp_rest_reload(&store->rest);
         }
         return;
     }
@@ -158,10 +155,10 @@ static void on_beat(void *ctx, uint64_t now_ns, uint64_t lag_ns)
 {
     struct kvp_store *store = ctx;
     kvp_program_alive(now_ns, &store->told_ns);
-    if (store->http != NULL) { /* whole */
+    if (kvp_rest_started(&store->rest)) { /* whole */
         kvp_collect_beat(&store->collect, lag_ns);
         kvb_series_set(kvb_series0(store->metrics, KVP_M_HTTP_CONNECTIONS),
-                       kvp_http_connections(store->http));
+                       kvp_rest_connections(&store->rest));
         atomic_store(&store->known,
                      store->cluster == NULL || kvp_cluster_was_reachable(store->cluster));
         atomic_store(&store->etcd_reachable,
@@ -426,7 +423,7 @@ static kvb_status_t create_rest(struct kvp_store *store)
                                          .inbox = kvp_node_control_inbox(store->control),
                                          .ops = &http_ops,
                                          .ctx = store};
-    return kvp_program_http(&rest, &http, store->metrics, &store->http, store->url);
+    return kvp_rest_start(&store->rest, &rest, &http, store->metrics);
 }
 
 kvb_status_t kvp_store_create(const struct kvp_store_config *config, struct kvp_store **store_p)
@@ -467,8 +464,8 @@ void kvp_store_run(struct kvp_store *store)
 {
     KVB_LOG(INFO, "serving", KVB_STR("node", store->record.name),
             KVB_STR("address", store->record.address), KVB_STR("rdma", store->record.rdma),
-            KVB_STR("rest", store->url), KVB_U64("store_bytes", store->config->store_bytes));
-    (void)printf("kvplane store ready %s %s\n", store->record.address, store->url);
+            KVB_STR("rest", store->rest.url), KVB_U64("store_bytes", store->config->store_bytes));
+    (void)printf("kvplane store ready %s %s\n", store->record.address, store->rest.url);
     (void)fflush(stdout);
     kvp_program_notify("READY=1");
     kvp_loop_run(store->loop);
@@ -480,8 +477,8 @@ void kvp_store_destroy(struct kvp_store *store)
     if (store->control != NULL) {
         kvp_node_control_close(store->control);
     }
-    if (store->http != NULL) {
-        kvp_http_stop(store->http);
+    if (kvp_rest_started(&store->rest)) {
+        kvp_rest_stop(&store->rest);
     }
     kvp_server_destroy(store->server);
     if (store->coordinator != NULL) {

@@ -85,7 +85,7 @@ class Serve(harness.Case):
             [harness.PROGRAM, "serve", "--listen", "127.0.0.1:0", "--engine-socket",
              daemon.socket], capture_output=True, text=True, timeout=harness.DEADLINE_S)
         self.assertEqual(second.returncode, 1)
-        self.assertIn("another daemon", second.stderr)
+        self.assertIn("another process", second.stderr)
         self.assertEqual(daemon.get("/health")[0], 200)
         self.clean(engine, daemon)
 

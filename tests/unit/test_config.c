@@ -134,6 +134,26 @@ Test(config, others_reach_it_only_with_tokens_or_insecure)
     }
 }
 
+Test(config, a_unix_socket_that_others_may_open_needs_tokens_or_insecure)
+{
+    struct kvp_config config;
+    REFUSED("0600 or 0660", "--http-socket-mode=rw");
+    REFUSED("0600 or 0660", "--http-socket-mode=");
+    REFUSED("0600 or 0660", "--http-socket-mode=4755");
+    REFUSED("0600 or 0660", "--http-socket-mode=68");
+    REFUSED("--token-file", "--http-socket=/x", "--http-socket-mode=0660");
+    REFUSED("--token-file", "--http-socket=/x", "--http-socket-mode=606");
+    REFUSED("listen", "--listen=");
+    static const char *const fine[][3] = {
+        {"--http-socket=/x", "--listen=", "--http-socket-mode=0600"},
+        {"--http-socket=/x", "--insecure", "--http-socket-mode=0666"},
+        {"--http-socket=/x", "--token-file=/t", "--http-socket-mode=660"}};
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
+        cr_assert_eq(kvp_config_read(3, fine[i], &config, error), KVB_OK, "%s", error);
+        kvp_config_cleanup(&config);
+    }
+}
+
 Test(config, tls_needs_certificate_and_key)
 {
     REFUSED("give both or neither", "--tls-cert-file=/c");
