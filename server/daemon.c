@@ -253,7 +253,7 @@ static void on_signalled(void *ctx, int signum)
         return;
     }
     if (signum == SIGUSR1) {
-        if (daemon->http != NULL) {
+        if (kvp_rest_started(&daemon->rest)) {
             kvp_dump_start(daemon->dump);
         }
         return;

@@ -138,7 +138,7 @@ static void on_signalled(void *ctx, int signum)
         return;
     }
     if (signum == SIGUSR1) {
-        if (store->http != NULL) {
+        if (kvp_rest_started(&store->rest)) {
             kvp_dump_start(store->dump);
         }
         return;
