@@ -180,7 +180,7 @@ static void draw(const struct kvp_cli *cli, struct kvp_frame *frame, const json_
     if (localtime_r(&seconds, &tm) != NULL) {
         (void)strftime(now, sizeof now, "%T", &tm);
     }
-    (void)fprintf(out, "kvplane top  %s  %s  q quits\n", cli->call.base, now);
+    (void)fprintf(out, "kvplane top  %s  %s  q quits\n", kvp_call_where(&cli->call), now);
     if (away) {
         (void)fprintf(out, "%sNOT ANSWERED: %s%s\n", frame->bold ? "\x1b[1;31m" : "",
                       cli->call.trouble, frame->bold ? "\x1b[0m" : "");
