@@ -94,6 +94,8 @@
     X(requests_max, COUNT, "requests-max", "256", "1 65536",                                       \
       "REST requests in work; further ones are answered 503")                                      \
     X(connections_max, COUNT, "connections-max", "4096", "8 65536", "HTTP connections")            \
+    X(connections_each_max, COUNT, "connections-each-max", "0", "0 65536",                         \
+      "of them from one remote address, a further one is closed at once; 0: no limit of its own")  \
     X(idle_timeout, TIME, "idle-timeout", "150s", "1s 24h",                                        \
       "an HTTP connection without a request is closed after it")                                   \
     X(metrics_compat, SWITCH, "metrics-compat", "false", "",                                       \

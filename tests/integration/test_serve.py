@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon and an engine as a person meets them: starting, serving, stopping."""
+import contextlib
+import http.client
 import json
 import os
 import resource
@@ -169,6 +171,29 @@ class Serve(harness.Case):
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
         engine.event("attached")
         self.clean(engine, daemon)
+
+    def test_connections_of_one_address_are_limited_if_asked_for(self):
+        daemon = self.daemon("--connections-each-max", "3")
+
+        def answered(connection):
+            try:
+                connection.request("GET", "/livez")
+                answer = connection.getresponse()
+                answer.read()
+                return answer.status == 200
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                return False
+        with contextlib.ExitStack() as stack:
+            several = [stack.enter_context(contextlib.closing(http.client.HTTPConnection(
+                daemon.host, daemon.port, timeout=harness.DEADLINE_S))) for _ in range(4)]
+            for connection in several[:3]:
+                self.assertTrue(answered(connection))
+            self.assertFalse(answered(several[3]))
+            self.assertTrue(answered(several[0]))
+            several[0].close()
+            harness.until("another one takes its place", lambda: answered(several[3]))
+        self.clean(daemon)
 
     def test_tokens_guard_what_acts_and_probes_need_none(self):
         path = os.path.join(self.directory, "tokens")
