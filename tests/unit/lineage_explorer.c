@@ -1871,6 +1871,9 @@ static void start_state(struct state *s)
     }
 }
 
+static uint64_t explored;    /* states, of all lenses */
+static bool complete = true; /* every one of them to its end */
+
 static bool explore(const struct lens *which)
 {
     lens = which;
@@ -1907,6 +1910,8 @@ static bool explore(const struct lens *which)
            : n == nnodes ? "exhausted"
                          : "cut off");
     fflush(stdout);
+    explored += nnodes;
+    complete = complete && !found && n == nnodes;
     return !found;
 }
 
@@ -2011,13 +2016,21 @@ int main(int argc, char **argv)
         return 2;
     }
     bool ok = true;
+    uint32_t tried = 0;
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
     for (size_t n = 0; n < sizeof lenses / sizeof lenses[0]; n++) {
         bool wanted = argc < 2;
         for (int a = 1; a < argc; a++) {
             wanted = wanted || strcmp(argv[a], lenses[n].name) == 0;
         }
+        tried += wanted;
         ok = (!wanted || explore(&lenses[n])) && ok;
     }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    printf("explore: %s lenses=%u states=%llu all=%s took_s=%lld\n", ok ? "ok" : "failed", tried,
+           (unsigned long long)explored, complete ? "yes" : "no",
+           (long long)(end.tv_sec - begin.tv_sec));
     free(nodes);
     free(table);
     return ok ? 0 : 1;
