@@ -119,7 +119,8 @@ Test(http, every_route_answers_in_the_one_shape_with_and_without_a_slash)
         static const char all[] =
             "{\"init_info\": {}, \"update_info\": {}, \"new_version\": \"1\", "
             "\"method\": \"reload_weights\", \"action\": \"compare\", "
-            "\"lora_name\": \"a\"}"; /* what any of them needs */
+            "\"lora_name\": \"a\", \"force\": true, "
+            "\"quota_bytes\": \"none\"}"; /* what any of them needs */
         const char *body = route->method == KVP_POST ? all : NULL;
         char path[128];
         if (route->where == KVP_STATIC) {
