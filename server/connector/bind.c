@@ -390,7 +390,7 @@ static void note_leaving(struct kvp_instance *instance, enum kvp_leave why)
 }
 
 void kvp_fleet_each_left(const struct kvp_fleet *fleet,
-                            void (*each)(void *arg, const struct kvp_left *leaving), void *arg)
+                         void (*each)(void *arg, const struct kvp_left *leaving), void *arg)
 {
     uint64_t kept = fleet->nleavings < KVP_LEAVINGS ? fleet->nleavings : KVP_LEAVINGS;
     for (uint64_t i = 1; i <= kept; i++) {

@@ -294,7 +294,7 @@ struct kvp_left {
 #define KVP_LEAVINGS 256 /* how many are kept */
 /* Newest first. */
 void kvp_fleet_each_left(const struct kvp_fleet *fleet,
-                            void (*each)(void *arg, const struct kvp_left *leaving), void *arg);
+                         void (*each)(void *arg, const struct kvp_left *leaving), void *arg);
 
 /* The regions of a rank that is being told of; none, if it is not attached. */
 void kvp_rank_each_region(const struct kvp_rank_view *view, kvp_region_fn each, void *arg);

@@ -327,7 +327,7 @@ kvb_status_t kvp_cluster_set_quota(struct kvp_cluster *cluster, const char *tena
 }
 
 void kvp_fleet_each_left(const struct kvp_fleet *fleet,
-                            void (*each)(void *arg, const struct kvp_left *leaving), void *arg)
+                         void (*each)(void *arg, const struct kvp_left *leaving), void *arg)
 {
     for (uint32_t i = fleet->nleavings; i > 0; i--) {
         each(arg, &fleet->leavings[i - 1]);
