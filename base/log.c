@@ -6,7 +6,9 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -308,6 +310,15 @@ void kvb_log_write(enum kvb_log_level level, const char *msg, const struct kvb_f
     }
     finish(&line);
     atomic_fetch_add_explicit(&lines[level], 1, memory_order_relaxed);
+    /* A pipe that nobody reads must not stop the loop, or the probes' thread: the line is lost and
+     * counted. One that has room takes a whole line. */
+    _Static_assert(KVB_LOG_LINE_MAX <= PIPE_BUF, "a line is one write");
+    struct pollfd room = {.fd = log_fd, .events = POLLOUT};
+    if (poll(&room, 1, 0) == 0) {
+        atomic_fetch_add_explicit(&held_back_lines, 1, memory_order_relaxed);
+        errno = saved_errno;
+        return;
+    }
     ssize_t written;
     do {
         written = write(log_fd, line.text, line.len);

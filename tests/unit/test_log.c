@@ -127,6 +127,23 @@ Test(log, a_line_over_the_limit_is_cut_whole_and_says_so)
     cr_assert_gt(cut, 100);
 }
 
+/* P6: whoever does not read the log must not stop who writes it. */
+Test(log, a_pipe_that_nobody_reads_loses_lines_and_stops_nobody)
+{
+    start(KVB_LOG_LOGFMT);
+    cr_assert_eq(fcntl(pipe_fds[1], F_SETFL, 0), 0, "writing to it may block");
+    uint64_t before = kvb_log_held_back();
+    for (int i = 0; i < 5000; i++) {
+        KVB_LOG(INFO, "a line", KVB_U64("i", i));
+    }
+    cr_assert_gt(kvb_log_held_back(), before);
+    (void)logged();
+    while (read(pipe_fds[0], line, sizeof line) > 0) {
+    }
+    KVB_LOG(ERROR, "plain");
+    cr_assert_str_eq(logged(), "level=error msg=plain\n", "and goes on");
+}
+
 Test(log, levels_are_compared_and_parsed)
 {
     enum kvb_log_level level = KVB_LOG_ERROR;

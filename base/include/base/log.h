@@ -16,9 +16,10 @@
  * KVB_MS("took", ns));
  *
  * Any thread. A line is formatted on the stack and written with one write(2); a line over
- * KVB_LOG_LINE_MAX bytes is cut and says so. Lines that a peer can trigger go through
- * KVB_LOG_LIMITED: at most 10 a second and place, the rest are counted and told in the next one.
- * Payload bytes and remote keys never appear above trace.
+ * KVB_LOG_LINE_MAX bytes is cut and says so. One for which a pipe has no room, since nobody reads
+ * it, is lost and counted as held back: writing never waits. Lines that a peer can trigger go
+ * through KVB_LOG_LIMITED: at most 10 a second and place, the rest are counted and told in the next
+ * one. Payload bytes and remote keys never appear above trace.
  */
 #define KVB_LOG_LEVELS(X)                                                                          \
     X(ERROR, "error") X(WARN, "warn") X(INFO, "info") X(DEBUG, "debug") X(TRACE, "trace")
