@@ -118,11 +118,21 @@ static kvb_status_t local_submit(struct kvs_node *node, struct kvs_node_call *no
     }
     call->local = local;
     call->where.lineage = batch->lineage;
-    kvb_status_t status = kvs_names_space(&local->share->names, batch->space, &call->where.space,
-                                          &call->where.tenant);
+    /* Only a put makes a space: who asks for what is not there leaves nothing behind. */
+    struct kvs_names *names = &local->share->names;
+    kvb_status_t status =
+        batch->op == KVS_PUT
+            ? kvs_names_space(names, batch->space, &call->where.space, &call->where.tenant)
+            : kvs_names_find_space(names, batch->space, &call->where.space, &call->where.tenant);
+    bool absent = status == KVB_ERR_NOT_FOUND;
     if (status == KVB_OK) {
         call->seed = kvs_share_seed(local->share, &call->where);
+    }
+    if (status == KVB_OK || absent) {
         status = kvs_call_submit(&local->calls, &call->base, node_call);
+    }
+    while (status == KVB_OK && absent && call->base.next < node_call->n) {
+        kvs_call_answer(&call->base, call->base.next++, KVB_ERR_NOT_FOUND, 0);
     }
     if (status != KVB_OK) {
         free(call);

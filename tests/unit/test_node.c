@@ -481,6 +481,32 @@ Test(node, b22_a_full_quota_refuses_its_tenant_alone)
     test_store_close(&store);
 }
 
+static void count_names(void *arg, const char *tenant, const struct kvs_core_tenant_stats *stats)
+{
+    (void)tenant;
+    (void)stats;
+    ++*(uint32_t *)arg;
+}
+
+Test(node, who_asks_for_what_is_not_there_leaves_nothing_behind)
+{
+    struct test_store store;
+    open_small(&store);
+    cr_assert_eq(test_put(&store, "k", 1, 1000, 1), KVB_OK);
+    uint32_t before = 0, after = 0;
+    kvs_share_each_tenant(store.share, count_names, &before);
+    for (int i = 0; i < 50; i++) {
+        snprintf(store.space.tenant, sizeof store.space.tenant, "ghost-%d", i);
+        cr_assert_eq(test_exists(&store, "k", 1), KVB_ERR_NOT_FOUND);
+        cr_assert_eq(test_get(&store, "k", 1, 1000, 1), KVB_ERR_NOT_FOUND);
+        cr_assert_eq(test_remove(&store, "k", 1, true), KVB_ERR_NOT_FOUND);
+    }
+    kvs_share_each_tenant(store.share, count_names, &after);
+    cr_assert_eq(after, before);
+    cr_assert_null(kvs_share_validate(store.share));
+    test_store_close(&store);
+}
+
 static void count_tenant(void *arg, const char *tenant, const struct kvs_core_tenant_stats *stats)
 {
     (void)tenant;
