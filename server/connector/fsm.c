@@ -380,7 +380,8 @@ enum kvp_admit kvp_fsm_admit(const struct kvp_slot *slot, const struct kvp_ask *
         kvp_ask_equal(slot->running, ask)) {
         return KVP_ADMIT_JOIN;
     }
-    if (slot->waiting >= KVP_WAITING_MAX) {
+    /* What takes back is at most one for each operation that is under way. */
+    if (slot->waiting >= KVP_WAITING_MAX && ask->operation != KVP_OP_TAKE_BACK) {
         return KVP_ADMIT_FULL;
     }
     if (ask->operation == KVP_OP_RESUME && slot->running != NULL && slot->cancelable) {

@@ -423,6 +423,21 @@ static struct kvp_fan *find_same(struct kvp_control *control, const struct kvp_p
     return NULL;
 }
 
+/* One that failed, and whose work is not taken back yet: who joined now would keep it from being.
+ */
+static bool one_fails(const struct kvp_control *control)
+{
+    kvb_list_each(&control->fans, link)
+    {
+        const struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
+        if (!fan->record.finished && fan->all && fan->record.status != KVB_OK &&
+            can_take_back(fan->record.operation)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static struct kvp_fan *fan_create(struct kvp_control *control, struct kvp_pending *pending,
                                   uint32_t n, bool all)
 {
@@ -459,6 +474,13 @@ uint64_t kvp_fan_start(struct kvp_pending *pending)
     if (fan != NULL) {
         kvb_list_push_back(&fan->askers, &pending->wait_link);
         return fan->record.id;
+    }
+    if (can && one_fails(control)) {
+        kvp_control_reply_error(control, pending->request, KVB_ERR_BUSY, NULL,
+                                "an operation of all instances has failed and is being taken "
+                                "back: try again later");
+        kvp_pending_free(pending);
+        return 0;
     }
     fan = n == 0 ? NULL : fan_create(control, pending, n, all);
     if (fan == NULL) {

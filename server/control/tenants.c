@@ -48,6 +48,11 @@ static json_t *tenants_json(struct kvp_control *control, const struct kvp_cluste
     kvp_fleet_each(control->config.fleet, add_member, tenants);
     kvs_coordinator_each_name(control->config.coordinator, add_name, tenants);
     for (uint32_t i = 0; i < n; i++) {
+        bool nothing = figures[i].used_bytes == 0 && figures[i].objects == 0 &&
+                       figures[i].quota_bytes == UINT64_MAX;
+        if (nothing && json_object_get(tenants, figures[i].tenant) == NULL) {
+            continue; /* a node still knows its name, and that is all */
+        }
         json_t *entry = tenant_entry(tenants, figures[i].tenant);
         kvp_json_set_u64(entry, "used_bytes", figures[i].used_bytes);
         kvp_json_set_u64(entry, "objects", figures[i].objects);

@@ -512,6 +512,31 @@ Test(control, who_asks_all_for_the_same_shares_the_answer)
     json_decref(other.body);
 }
 
+/* Who joined in what is about to be taken back would keep it from being. */
+Test(control, while_an_operation_of_all_instances_fails_nobody_begins_another)
+{
+    struct asked first, again;
+    ask_every(&first, KVP_ROUTE_sleep, "instance=*");
+    end_call("engine-0", (struct kvp_outcome){0});
+    end_call("engine-1", (struct kvp_outcome){.status = KVB_ERR_TIMEOUT, .message = "slow"});
+    uint32_t calls = fleet.ncalls;
+    ask_every(&again, KVP_ROUTE_sleep, "instance=*");
+    cr_expect_eq(fleet.ncalls, calls, "nobody is asked");
+    expect_error(&again, 409, NULL);
+    end_call("engine-2", (struct kvp_outcome){0});
+    cr_expect_eq(open_call("engine-0")->ask.operation, KVP_OP_TAKE_BACK);
+    ask_every(&again, KVP_ROUTE_sleep, "instance=*");
+    expect_error(&again, 409, NULL);
+    end_call("engine-0", (struct kvp_outcome){0});
+    end_call("engine-2", (struct kvp_outcome){0});
+    cr_expect(json_is_true(of_instance(&first, "engine-0", "undone")));
+    expect_error(&first, 503, NULL);
+    ask_every(&again, KVP_ROUTE_sleep, "instance=*");
+    fake_fleet_finish_all(&fleet, (struct kvp_outcome){0});
+    cr_expect_eq(again.http_status, 200, "now it is over");
+    json_decref(again.body);
+}
+
 Test(control, operations_of_all_instances_that_have_ended_are_told_of_for_a_while)
 {
     struct asked asked;
