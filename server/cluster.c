@@ -146,7 +146,7 @@ static void on_quota_told(struct kvs_coord_request *request, kvb_status_t status
 {
     struct quota *quota = kvb_container_of(request, struct quota, request);
     quota->asking = false;
-    quota->wanted = status != KVB_OK; /* else: when it can be reached again */
+    quota->wanted = quota->wanted && status != KVB_OK; /* when it can be reached again */
 }
 
 static void tell_quota(struct quota *quota)
@@ -179,7 +179,7 @@ kvb_status_t kvp_cluster_set_quota(struct kvp_cluster *cluster, const char *tena
                                    struct kvs_coord_request *request)
 {
     struct quota *quota = find_quota(cluster, tenant);
-    if (quota != NULL) {
+    if (quota != NULL && (cluster->params.alone || cluster->reachable)) {
         quota->wanted = false; /* what the configuration says is not told any more */
     }
     if (!cluster->params.alone) {
