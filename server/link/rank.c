@@ -155,8 +155,10 @@ void kvp_link_rank_release(struct kvp_link_rank *rank)
     rank->session = NULL;
     rank->connected = false;
     rank->released = true;
-    kvp_tasks_forget_shown(rank);
-    kvp_regions_forget_shown(rank);
+    if (rank->instance != NULL) { /* else it was refused, and another may have this name */
+        kvp_tasks_forget_shown(rank);
+        kvp_regions_forget_shown(rank);
+    }
     kvp_link_rank_settle(rank);
 }
 
