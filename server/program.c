@@ -225,6 +225,7 @@ kvb_status_t kvp_rest_start(struct kvp_rest *rest, const struct kvp_rest_config 
     *rest = (struct kvp_rest){.config = *config, .metrics = metrics};
     each.tokens = tokens;
     each.connections_max = (uint32_t)config->connections_max;
+    each.servers = (config->listen[0] != '\0') + (uint32_t)(config->http_socket[0] != '\0');
     each.connections_per_ip_max = (uint32_t)config->connections_each_max;
     each.idle_timeout_s = (uint32_t)(config->idle_timeout / 1000);
     each.clock = &kvb_clock_real;
@@ -241,6 +242,7 @@ kvb_status_t kvp_rest_start(struct kvp_rest *rest, const struct kvp_rest_config 
         status = start_unix(rest, &each);
     }
     if (status != KVB_OK) {
+        kvp_inbox_close(each.inbox); /* no loop answers what has come meanwhile */
         kvp_rest_stop(rest);
     }
     kvp_tls_put(tls);

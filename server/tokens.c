@@ -14,6 +14,10 @@ static kvb_status_t read_line(char *line, struct kvp_http_token *token, const ch
     const char *word = strtok_r(line, separators, &state);
     const char *secret = strtok_r(NULL, separators, &state);
     token->role = KVP_ROLE_ADMIN;
+    if (secret == NULL && (strcmp(word, "read") == 0 || strcmp(word, "admin") == 0)) {
+        *why = "a role without a token"; /* a template whose variable was empty */
+        return KVB_ERR_INVALID;
+    }
     if (secret == NULL) {
         secret = word;
     } else if (strcmp(word, "read") == 0) {

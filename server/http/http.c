@@ -137,7 +137,7 @@ static void log_line(void *cls, const char *format, va_list arguments)
 }
 
 /* What the process's descriptors allow. Reaching that limit instead would stop accept(). */
-static uint32_t connections_allowed(uint32_t wanted)
+static uint32_t connections_allowed(uint32_t wanted, uint32_t servers)
 {
     struct rlimit files;
 
@@ -145,6 +145,7 @@ static uint32_t connections_allowed(uint32_t wanted)
         rlim_t left = files.rlim_cur > KVP_HTTP_FDS_RESERVED
                           ? files.rlim_cur - KVP_HTTP_FDS_RESERVED
                           : files.rlim_cur / 4;
+        left /= servers > 1 ? servers : 1;
         if (wanted > left) {
             KVB_LOG(WARN, "fewer connections than configured: too few descriptors",
                     KVB_U64("configured", wanted), KVB_U64("allowed", left),
@@ -280,7 +281,8 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
     http->config = *config;
     kvp_connections_init(&http->connections,
                          connections_allowed(config->connections_max != 0 ? config->connections_max
-                                                                          : KVP_HTTP_CONNECTIONS));
+                                                                          : KVP_HTTP_CONNECTIONS,
+                                             config->servers));
     http->id = kvb_id_draw(config->random);
     init_lock(http);
     kvb_list_init(&http->streams);

@@ -88,6 +88,7 @@ struct kvp_http_config {
     uint32_t connections_max;        /* 0: KVP_HTTP_CONNECTIONS; never more than RLIMIT_NOFILE
                                         less KVP_HTTP_FDS_RESERVED allows */
     uint32_t connections_per_ip_max; /* 0: no limit of its own */
+    uint32_t servers;                /* that share the process's descriptors; 0: one */
     uint32_t idle_timeout_s;         /* 0: KVP_HTTP_IDLE_S */
     const struct kvb_clock *clock;
     const struct kvb_random *random; /* request ids */

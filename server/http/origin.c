@@ -50,8 +50,14 @@ static bool from_other_page(const struct kvp_exchange *exchange)
     if (site != NULL) {
         return strcasecmp(site, "same-origin") != 0 && strcasecmp(site, "none") != 0;
     }
-    return origin != NULL && !has_tokens(exchange->http) &&
-           !origin_is_host(origin, header(exchange, MHD_HTTP_HEADER_HOST));
+    if (has_tokens(exchange->http)) {
+        return false;
+    }
+    if (origin == NULL) { /* an image of a page: such a browser says nothing else of itself */
+        const char *agent = header(exchange, MHD_HTTP_HEADER_USER_AGENT);
+        return agent != NULL && strncmp(agent, "Mozilla/", 8) == 0;
+    }
+    return !origin_is_host(origin, header(exchange, MHD_HTTP_HEADER_HOST));
 }
 
 /* This end of the connection. */
@@ -72,7 +78,9 @@ static bool on_loopback(const struct kvp_exchange *exchange)
     if (own.any.sa_family == AF_INET) {
         return (ntohl(own.v4.sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
     }
-    return own.any.sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&own.v6.sin6_addr);
+    return own.any.sa_family == AF_INET6 && (IN6_IS_ADDR_LOOPBACK(&own.v6.sin6_addr) ||
+                                             (IN6_IS_ADDR_V4MAPPED(&own.v6.sin6_addr) &&
+                                              own.v6.sin6_addr.s6_addr[12] == IN_LOOPBACKNET));
 }
 
 /* A Host header without its port; false: too long to be one of ours. */

@@ -14,7 +14,7 @@
  */
 #define VALUES_MAX (1u << 20)
 /* Of a body that is kept whole as long as its operation takes. */
-#define VALUES_KEPT 4096u
+#define VALUES_KEPT 65536u
 #define BYTES_KEPT  KVP_BODY_SMALL
 
 /* At least as many values as a text has, without parsing it. */

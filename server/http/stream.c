@@ -25,6 +25,10 @@ static ssize_t more(void *cls, uint64_t pos, char *text, size_t cap)
         return MHD_CONTENT_READER_END_OF_STREAM;
     }
     pthread_mutex_lock(&http->lock);
+    if (http->listener < 0) { /* kvp_http_stop() has begun: nobody may be suspended any more */
+        pthread_mutex_unlock(&http->lock);
+        return MHD_CONTENT_READER_END_OF_STREAM;
+    }
     len = http->config.ops->stream(http->config.ctx, &exchange->stream.cursor, text, cap);
     if (len == 0 && exchange->stream.beat && cap >= sizeof beat - 1) {
         len = sizeof beat - 1;

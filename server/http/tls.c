@@ -79,15 +79,21 @@ static kvb_status_t load_pair(struct kvp_tls *tls, const struct kvp_tls_files *f
     tls->expires_s = INT64_MAX;
     for (unsigned i = 0; i < n; i++) {
         int64_t expires_s = gnutls_x509_crt_get_expiration_time(chain[i]);
-        tls->expires_s = expires_s < tls->expires_s ? expires_s : tls->expires_s;
+        if (i > 0 && expires_s <= now_s) { /* an old root in a bundle: clients need not mind */
+            KVB_LOG(WARN, "a certificate of the chain has expired", KVB_STR("path", files->cert),
+                    KVB_U64("place", i + 1));
+        } else if (expires_s < tls->expires_s) {
+            tls->expires_s = expires_s;
+        }
     }
-    if (tls->expires_s <= now_s) {
+    if (gnutls_x509_crt_get_expiration_time(chain[0]) <= now_s) {
         (void)wrong(error, status, "tls-cert-file", files->cert, "the certificate has expired");
         goto out;
     }
     if (gnutls_x509_crt_get_activation_time(chain[0]) > now_s) {
         KVB_LOG(WARN, "the certificate is not valid yet", KVB_STR("path", files->cert));
     }
+    text = (gnutls_datum_t){0};
     rc = gnutls_load_file(files->key, &text);
     if (rc == 0) {
         rc = gnutls_x509_privkey_init(&key);
@@ -95,7 +101,9 @@ static kvb_status_t load_pair(struct kvp_tls *tls, const struct kvp_tls_files *f
     if (rc == 0) {
         rc = gnutls_x509_privkey_import2(key, &text, GNUTLS_X509_FMT_PEM, NULL, 0);
     }
-    gnutls_memset(text.data, 0, text.size);
+    if (text.data != NULL) {
+        gnutls_memset(text.data, 0, text.size);
+    }
     gnutls_free(text.data);
     if (rc != 0) {
         (void)wrong(error, status, "tls-key-file", files->key,

@@ -223,9 +223,14 @@ class Serve(harness.Case):
         harness.until("the new token", lambda: daemon.post("/resume", headers=other)[0] == 200)
         self.assertEqual(daemon.post("/pause", headers=admin)[0], 401)
         with open(path, "w", encoding="utf-8") as tokens:
+            tokens.write("admin an0ther\nread \n")  # of a template whose variable is empty
+        daemon.popen.send_signal(signal.SIGHUP)
+        daemon.says("a role without a token")
+        self.assertEqual(daemon.post("/resume", headers={"Authorization": "Bearer read"})[0], 401)
+        with open(path, "w", encoding="utf-8") as tokens:
             tokens.write("# none\n")
         daemon.popen.send_signal(signal.SIGHUP)
-        daemon.says("the tokens stay as they were")
+        daemon.says("the tokens stay as they were", 2)
         self.assertEqual(daemon.post("/pause", headers=other)[0], 200)
         self.clean(engine, daemon)
 

@@ -279,6 +279,8 @@ class Tls(harness.Case):
                 (*pair, missing, "tls-client-ca-file: /nonexistent.pem: No such file"),
                 (pair[1], pair[1], "", "holds no certificate in PEM"),
                 (pair[0], pair[0], "", "holds no key in PEM"),
+                (pair[0], self.directory, "", "holds no key in PEM"),
+                (self.directory, pair[1], "", "holds no certificate in PEM"),
                 (*pair, pair[1], "tls-client-ca-file: .* holds no certificate in PEM"),
                 (pair[0], locked, "", "the key is encrypted"),
                 (pair[0], other[1], "", "the key is not that of the certificate"),

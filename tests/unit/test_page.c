@@ -157,6 +157,9 @@ Test(page, what_acts_is_not_taken_from_the_page_of_another_site)
         {"POST", "/pause", LOCAL "Origin: http://evil.example\r\n", 403},
         {"POST", "/pause", LOCAL "Origin: http://localhost:8100.evil.example\r\n", 403},
         {"POST", "/pause", LOCAL "Origin: null\r\n", 403},
+        /* an image on its page: it says nothing but what it is */
+        {"GET", "/release_memory_occupation", LOCAL "User-Agent: Mozilla/5.0 (old)\r\n", 403},
+        {"GET", "/release_memory_occupation", LOCAL "User-Agent: python-requests/2\r\n", 200},
         {"GET", "/v1/kvplane/instances", LOCAL "Origin: http://evil.example\r\n", 200},
     };
     expect_statuses(sent, sizeof sent / sizeof sent[0]);
