@@ -219,7 +219,7 @@ class Ranks(harness.Case):
         if path.startswith("/wake_up"):
             daemon.ok("/sleep?level=1")
         answer = []
-        asking = threading.Thread(target=lambda: answer.append(daemon.post(path)))
+        asking = threading.Thread(target=lambda: answer.append(daemon.taken(path)))
         asking.start()
         try:
             harness.until(f"{path} is at {step}", lambda: any(
