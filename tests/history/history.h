@@ -17,6 +17,8 @@
  * ended (its process was killed, its node did not answer). Times are of the machine's monotonic
  * clock. Nothing here is made of kvplane's own code but what is checked.
  */
+#include "splitmix.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -94,18 +96,9 @@ static inline uint64_t clock_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-/* splitmix64 */
-static inline uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
 static inline uint32_t below(uint64_t *state, uint32_t n)
 {
-    return (uint32_t)(next_random(state) % n);
+    return (uint32_t)(splitmix_next(state) % n);
 }
 
 extern const char *const history_tenants[TENANTS];

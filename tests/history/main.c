@@ -30,7 +30,7 @@ const char *const history_tenants[TENANTS] = {"a", "a/k", "A", "default"};
 void history_lineage_id(const struct shared *shared, uint32_t tenant, uint64_t serial, void *id)
 {
     uint64_t state = shared->seed ^ (serial << 8) ^ tenant;
-    uint64_t word[2] = {next_random(&state), next_random(&state)};
+    uint64_t word[2] = {splitmix_next(&state), splitmix_next(&state)};
     memcpy(id, word, sizeof word);
 }
 

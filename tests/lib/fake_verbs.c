@@ -215,7 +215,7 @@ static void *get(size_t size)
 
 static uint64_t below(uint64_t n)
 {
-    return sim_next(&fake.random) % n;
+    return splitmix_next(&fake.random) % n;
 }
 
 static uint64_t now_ns(void)

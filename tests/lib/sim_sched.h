@@ -9,6 +9,8 @@
  *
  * The seed of the test comes from KVPLANE_SEED if it is set; a failing test prints sim.seed.
  */
+#include "splitmix.h"
+
 #include "base/assert.h"
 #include "base/sched.h"
 
@@ -28,15 +30,6 @@ struct sim_sched {
 /* A turn that never gets anywhere is a livelock, not slowness. */
 #define SIM_TURNS_MAX 20000000ull
 
-/* splitmix64 */
-static inline uint64_t sim_next(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
 static inline uint64_t sim_now_(void *ctx)
 {
     const struct sim_sched *sim = ctx;
@@ -46,10 +39,7 @@ static inline uint64_t sim_now_(void *ctx)
 static inline void sim_fill_(void *ctx, void *buf, size_t len)
 {
     struct sim_sched *sim = ctx;
-    uint8_t *out = buf;
-    for (size_t i = 0; i < len; i++) {
-        out[i] = (uint8_t)(sim_next(&sim->random_state) >> 32);
-    }
+    splitmix_fill(&sim->random_state, buf, len);
 }
 
 /* KVPLANE_SEED, else the given one. */
@@ -76,7 +66,7 @@ static inline void sim_cleanup(struct sim_sched *sim)
 /* A seeded number below n. */
 static inline uint64_t sim_below(struct sim_sched *sim, uint64_t n)
 {
-    return sim_next(&sim->random_state) % n;
+    return splitmix_next(&sim->random_state) % n;
 }
 
 static inline uint64_t sim_in_ms(const struct sim_sched *sim, uint64_t ms)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "world.h"
 
+#include "splitmix.h"
+
 #include "base/assert.h"
 
 #include <stdarg.h>
@@ -13,26 +15,9 @@
 
 struct sim_world sim;
 
-/* splitmix64 */
-static uint64_t next(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
-static void fill(uint64_t *state, void *buf, size_t len)
-{
-    uint8_t *out = buf;
-    for (size_t i = 0; i < len; i++) {
-        out[i] = (uint8_t)(next(state) >> 32);
-    }
-}
-
 uint64_t sim_draw(void)
 {
-    return next(&sim.draws);
+    return splitmix_next(&sim.draws);
 }
 
 uint64_t sim_below(uint64_t n)
@@ -104,12 +89,12 @@ static uint64_t world_time_of(struct sim_process *process, uint64_t local_ns)
 static void world_fill(void *ctx, void *buf, size_t len)
 {
     (void)ctx;
-    fill(&sim.draws, buf, len);
+    splitmix_fill(&sim.draws, buf, len);
 }
 
 static void process_fill(void *ctx, void *buf, size_t len)
 {
-    fill(&((struct sim_process *)ctx)->draws, buf, len);
+    splitmix_fill(&((struct sim_process *)ctx)->draws, buf, len);
 }
 
 static void process_wake(void *ctx)
@@ -253,19 +238,4 @@ void sim_run_until_ns(uint64_t ns)
 void sim_run_ms(uint64_t ms)
 {
     sim_run_until_ns(sim.now_ns + ms * KVB_NS_PER_MS);
-}
-
-bool sim_run_while(bool (*waiting)(void *ctx), void *ctx, uint64_t limit_ms)
-{
-    uint64_t end_ns = sim.now_ns + limit_ms * KVB_NS_PER_MS;
-    uint64_t next_ns;
-    while (waiting(ctx)) {
-        if (sim.now_ns >= end_ns) {
-            return false;
-        }
-        if (!turn(&next_ns)) {
-            sim.now_ns = next_ns < end_ns ? next_ns : end_ns;
-        }
-    }
-    return true;
 }

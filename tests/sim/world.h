@@ -61,8 +61,6 @@ void sim_world_init(uint64_t seed);
 /* Everything that happens from now on until the world's clock is there. */
 void sim_run_until_ns(uint64_t ns);
 void sim_run_ms(uint64_t ms);
-/* Until it is so; false: not within limit_ms. */
-bool sim_run_while(bool (*waiting)(void *ctx), void *ctx, uint64_t limit_ms);
 
 uint64_t sim_draw(void);
 uint64_t sim_below(uint64_t n);

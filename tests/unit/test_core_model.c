@@ -447,7 +447,7 @@ static void step_commit(struct model *m)
     id.incarnation += below(m, 30) == 0;
     bool known = (t->life == ATTEMPT || t->life == QUARANTINED) && session == t->session &&
                  id.incarnation == t->id.incarnation;
-    uint64_t checksum = sim_next(&m->sim.random_state);
+    uint64_t checksum = splitmix_next(&m->sim.random_state);
     kvb_status_t status = kvs_core_commit(m->core, m->sim.now_ns, id, session, checksum);
     if (!known) {
         check(m, status == KVB_ERR_NOT_FOUND, "commit of no attempt: %d", status);

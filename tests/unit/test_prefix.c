@@ -44,15 +44,15 @@ static uint64_t longest(const struct prompt *prompt)
 static struct prompt make(uint64_t *rng)
 {
     static const uint32_t blocks[] = {1, 16, 32, 48, 96};
-    struct prompt prompt = {.ngroups = 1 + (uint32_t)(sim_next(rng) % 3)};
+    struct prompt prompt = {.ngroups = 1 + (uint32_t)(splitmix_next(rng) % 3)};
     for (uint32_t g = 0; g < prompt.ngroups; g++) {
-        uint64_t holes = sim_next(rng) % 3; /* none, few, many */
-        prompt.infos[g].block_tokens = blocks[sim_next(rng) % 5];
+        uint64_t holes = splitmix_next(rng) % 3; /* none, few, many */
+        prompt.infos[g].block_tokens = blocks[splitmix_next(rng) % 5];
         prompt.infos[g].window_tokens =
-            sim_next(rng) % 2 == 0 ? 0 : 1 + (uint32_t)(sim_next(rng) % 300);
-        prompt.nkeys[g] = (uint32_t)(sim_next(rng) % 200);
+            splitmix_next(rng) % 2 == 0 ? 0 : 1 + (uint32_t)(splitmix_next(rng) % 300);
+        prompt.nkeys[g] = (uint32_t)(splitmix_next(rng) % 200);
         for (uint32_t k = 0; k < prompt.nkeys[g]; k++) {
-            prompt.there[g][k] = holes == 0 || sim_next(rng) % (holes == 1 ? 40 : 4) != 0;
+            prompt.there[g][k] = holes == 0 || splitmix_next(rng) % (holes == 1 ? 40 : 4) != 0;
         }
     }
     return prompt;
@@ -93,7 +93,7 @@ Test(prefix, what_is_found_is_the_longest_that_all_groups_can_use)
     for (int i = 0; i < 3000; i++) {
         struct prompt prompt = make(&rng);
         uint32_t hits[3];
-        (void)search(&prompt, 1 + (uint32_t)(sim_next(&rng) % 50), hits);
+        (void)search(&prompt, 1 + (uint32_t)(splitmix_next(&rng) % 50), hits);
         uint64_t tokens = longest(&prompt);
         for (uint32_t g = 0; g < prompt.ngroups; g++) {
             cr_assert_eq(hits[g] * (uint64_t)prompt.infos[g].block_tokens, tokens, "prompt %d", i);
