@@ -41,7 +41,7 @@ uint32_t sim_asks_check(void);
 #define SIM_RANKS_MAX 2
 
 struct sim_counts {
-    uint64_t requests, lookups, hit_blocks, got, stored, fenced, missed, failed;
+    uint64_t requests, got, stored, fenced, missed;
     uint64_t operations, operations_failed;
 };
 extern struct sim_counts sim_counts;

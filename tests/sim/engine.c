@@ -51,7 +51,6 @@ struct rank {
     struct sim_wire *wire;
     bool attached;
     uint64_t last_seq;
-    uint64_t hello_seq;
     struct kvb_link_lineage lineage; /* acknowledged */
     bool weights_written;
     uint64_t weights;
@@ -102,8 +101,6 @@ struct sim_engine {
     struct kvb_timer tick;
     uint32_t misbehaves;
 };
-
-static void step(struct request *request);
 
 /* ---- what a block holds ---- */
 
@@ -264,7 +261,7 @@ static void say_hello(struct rank *rank)
     struct kvb_writer writer;
     kvb_writer_init(&writer, 1 << 16);
     kvb_link_hello_pack(&writer, &hello);
-    rank->hello_seq = send(rank, KVB_LINK_HELLO, &writer, -1);
+    (void)send(rank, KVB_LINK_HELLO, &writer, -1);
 }
 
 /* ---- answers to the daemon ---- */
@@ -368,10 +365,8 @@ static void drop(struct request *request)
     }
 }
 
-static uint32_t make_key(const struct sim_engine *engine, uint32_t prompt, uint32_t block,
-                         uint8_t out[32])
+static uint32_t make_key(uint32_t prompt, uint32_t block, uint8_t out[32])
 {
-    (void)engine;
     return (uint32_t)snprintf((char *)out, 32, "prompt-%u/block-%u", prompt, block);
 }
 
@@ -381,7 +376,7 @@ static void send_batch(struct rank *rank, struct request *request, uint16_t type
     uint8_t keys[BLOCKS][32], place[32];
     struct kvb_link_entry entries[BLOCKS];
     struct kvb_slice slices[BLOCKS][2];
-    uint32_t place_len = make_key(rank->engine, request->prompt, 0, place);
+    uint32_t place_len = make_key(request->prompt, 0, place);
     struct kvb_link_batch batch = {.request = type == KVB_LINK_GET ? request->id : 0,
                                    .token = request->token,
                                    .nentries = last - first,
@@ -391,13 +386,13 @@ static void send_batch(struct rank *rank, struct request *request, uint16_t type
         uint64_t cut = 1 + sim_below(BLOCK - 1);
         slices[b][0] = (struct kvb_slice){.region = KV, .offset = offset, .len = cut};
         slices[b][1] = (struct kvb_slice){.region = KV, .offset = offset + cut, .len = BLOCK - cut};
-        entries[b - first] = (struct kvb_link_entry){
-            .key = {keys[b], make_key(rank->engine, request->prompt, b, keys[b])},
-            .placement = {place, place_len},
-            .part = rank->index,
-            .token = request->token,
-            .nslices = 2,
-            .slices = slices[b]};
+        entries[b - first] =
+            (struct kvb_link_entry){.key = {keys[b], make_key(request->prompt, b, keys[b])},
+                                    .placement = {place, place_len},
+                                    .part = rank->index,
+                                    .token = request->token,
+                                    .nslices = 2,
+                                    .slices = slices[b]};
     }
     struct kvb_writer writer;
     kvb_writer_init(&writer, 1 << 20);
@@ -411,7 +406,7 @@ static void send_lookup(struct request *request)
     uint8_t bytes[BLOCKS][32];
     struct kvb_link_key keys[BLOCKS];
     for (uint32_t b = 0; b < request->nblocks; b++) {
-        keys[b].key = (struct kvb_span){bytes[b], make_key(engine, request->prompt, b, bytes[b])};
+        keys[b].key = (struct kvb_span){bytes[b], make_key(request->prompt, b, bytes[b])};
         keys[b].placement = keys[0].key;
     }
     struct kvb_link_group group = {.nkeys = request->nblocks, .keys = keys};
@@ -421,7 +416,6 @@ static void send_lookup(struct request *request)
     kvb_writer_init(&writer, 1 << 20);
     kvb_link_lookup_pack(&writer, &lookup);
     request->seqs[0] = send(&engine->ranks[0], KVB_LINK_LOOKUP, &writer, -1);
-    sim_counts.lookups++;
 }
 
 static bool whole(const struct sim_engine *engine)
@@ -539,7 +533,6 @@ static void on_lookup_reply(struct request *request, struct kvb_span payload)
     if (request->hits > request->nblocks) {
         sim_fail("more hits than keys");
     }
-    sim_counts.hit_blocks += request->hits;
 }
 
 static void judge(struct rank *rank, const struct request *request, uint32_t block)
@@ -579,7 +572,6 @@ static void on_batch_reply(struct rank *rank, struct request *request, bool put,
         sim_counts.fenced += status == KVB_ERR_FENCED;
         if (put) {
             sim_counts.stored += ok;
-            sim_counts.failed += !ok;
         } else if (ok) {
             sim_counts.got++;
             judge(rank, request, i);
