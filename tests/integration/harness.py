@@ -186,12 +186,13 @@ class Server(Process):
     def taken(self, path, body=None):
         """A POST that the engine's load does not keep away: that it is idle it reports a moment after its last answer, and
         only then memory is given up without a pause."""
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            code, answer = self.post(path, body)
-            if code != 409 or "needs a completed pause first" not in str(answer) or time.monotonic() > end:
-                return code, answer
-            time.sleep(0.01)
+        answer = []
+
+        def is_taken():
+            answer[:] = self.post(path, body)
+            return answer[0] != 409 or "needs a completed pause first" not in str(answer[1])
+        until(f"{path} is taken", is_taken)
+        return tuple(answer)
 
     def ok(self, path, body=None):
         """Answer of a POST that must succeed."""

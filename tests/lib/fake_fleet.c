@@ -173,16 +173,6 @@ void kvp_rank_each_region(const struct kvp_rank_view *view, kvp_region_fn each, 
     }
 }
 
-const char *kvp_queue_text(enum kvp_queue queue)
-{
-    static const char *const texts[] = {
-#define X(name, text) [KVP_QUEUE_##name] = (text),
-        KVP_QUEUES(X)
-#undef X
-    };
-    return texts[queue];
-}
-
 uint32_t kvp_fleet_count(const struct kvp_fleet *fleet)
 {
     return fleet->nviews;

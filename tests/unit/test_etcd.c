@@ -819,6 +819,16 @@ Test(etcd, nodes_come_change_and_go)
     real_cleanup(&loop);
 }
 
+/* What etcd holds of the one node there is. */
+static void expect_newcomer_finds(struct real_loop *loop, const char *prefix, uint64_t incarnation)
+{
+    struct process late;
+    start(&late, loop, prefix);
+    EVENTUALLY(loop, late.nnodes == 1);
+    cr_assert_eq(late.node.incarnation, incarnation);
+    stop(&late);
+}
+
 Test(etcd, a_node_that_starts_again_replaces_its_record_and_one_that_was_replaced_stays_away)
 {
     struct real_loop loop;
@@ -880,11 +890,7 @@ Test(etcd, a_node_that_was_replaced_while_it_lived_takes_nothing_along_and_may_c
     cr_assert_eq(kvs_coordinator_announce(old.rig.coordinator, &node), KVB_OK);
     kvs_coordinator_withdraw(old.rig.coordinator, asked(&ask));
     cr_assert_eq(finish(&loop, &ask), KVB_ERR_EXISTS);
-    struct process late;
-    start(&late, &loop, prefix);
-    EVENTUALLY(&loop, late.nnodes == 1);
-    cr_assert_eq(late.node.incarnation, 3);
-    stop(&late);
+    expect_newcomer_finds(&loop, prefix, 3);
     stop(&watcher);
     stop(&old);
     stop(&fresh);
@@ -922,13 +928,9 @@ static void replaced_unheard(bool away)
     } while (finish(&loop, &ask) == KVB_ERR_UNAVAILABLE);
     kvs_coordinator_withdraw(old.rig.coordinator, asked(&ask));
     cr_assert_eq(finish(&loop, &ask), KVB_ERR_EXISTS);
-    struct process late;
-    start(&late, &loop, prefix);
-    EVENTUALLY(&loop, late.nnodes == 1);
-    cr_assert_eq(late.node.incarnation, 2);
+    expect_newcomer_finds(&loop, prefix, 2);
     cr_assert_eq(watcher.nnodes, 2);
     cr_assert_eq(watcher.ngone, 0);
-    stop(&late);
     stop(&watcher);
     stop(&old);
     stop(&fresh);
