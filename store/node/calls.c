@@ -164,12 +164,17 @@ kvb_status_t kvs_call_submit(struct kvs_calls *calls, struct kvs_call *call,
     return KVB_OK;
 }
 
-void kvs_call_stop(struct kvs_call *call, bool expired)
+void kvs_call_answer_rest(struct kvs_call *call, kvb_status_t status)
 {
     while (call->next < call->base->n) {
         uint32_t index = call->next++;
-        kvs_call_answer(call, index, expired ? KVB_ERR_UNAVAILABLE : KVB_ERR_CANCELED, 0);
+        kvs_call_answer(call, index, status, 0);
     }
+}
+
+void kvs_call_stop(struct kvs_call *call, bool expired)
+{
+    kvs_call_answer_rest(call, expired ? KVB_ERR_UNAVAILABLE : KVB_ERR_CANCELED);
     make_ready(call);
 }
 

@@ -59,6 +59,8 @@ void kvs_calls_cleanup(struct kvs_calls *calls); /* no call in flight */
  * NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_call_submit(struct kvs_calls *calls, struct kvs_call *call,
                                           struct kvs_node_call *base);
+/* Items not begun have this answer; the call ends by what it was submitted or stopped with. */
+void kvs_call_answer_rest(struct kvs_call *call, kvb_status_t status);
 /* Items not begun get their answer (kvs_node_ops.stop). */
 void kvs_call_stop(struct kvs_call *call, bool expired);
 /* An item has its answer. */

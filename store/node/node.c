@@ -131,8 +131,8 @@ static kvb_status_t local_submit(struct kvs_node *node, struct kvs_node_call *no
     if (status == KVB_OK || absent) {
         status = kvs_call_submit(&local->calls, &call->base, node_call);
     }
-    while (status == KVB_OK && absent && call->base.next < node_call->n) {
-        kvs_call_answer(&call->base, call->base.next++, KVB_ERR_NOT_FOUND, 0);
+    if (status == KVB_OK && absent) {
+        kvs_call_answer_rest(&call->base, KVB_ERR_NOT_FOUND);
     }
     if (status != KVB_OK) {
         free(call);
