@@ -406,6 +406,12 @@ static void add_entry(void *arg, const struct kvp_view *view)
     }
 }
 
+/* Under way, and what some have done of it may have to be taken back. */
+static bool may_be_undone(const struct kvp_fan *fan)
+{
+    return !fan->record.finished && can_take_back(fan->record.operation);
+}
+
 /* One that runs, and that a request for the same may share. */
 static struct kvp_fan *find_same(struct kvp_control *control, const struct kvp_pending *pending,
                                  bool all)
@@ -413,9 +419,8 @@ static struct kvp_fan *find_same(struct kvp_control *control, const struct kvp_p
     kvb_list_each(&control->fans, link)
     {
         struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
-        if (!fan->record.finished && fan->phase == FAN_FIRST && fan->record.status == KVB_OK &&
-            can_take_back(fan->record.operation) && fan->all == all &&
-            fan->pending->action == pending->action &&
+        if (may_be_undone(fan) && fan->phase == FAN_FIRST && fan->record.status == KVB_OK &&
+            fan->all == all && fan->pending->action == pending->action &&
             kvp_ask_equal(&fan->pending->ask, &pending->ask)) {
             return fan;
         }
@@ -430,8 +435,7 @@ static bool one_fails(const struct kvp_control *control)
     kvb_list_each(&control->fans, link)
     {
         const struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
-        if (!fan->record.finished && fan->all && fan->record.status != KVB_OK &&
-            can_take_back(fan->record.operation)) {
+        if (may_be_undone(fan) && fan->all && fan->record.status != KVB_OK) {
             return true;
         }
     }
