@@ -592,6 +592,7 @@ int kvp_serve_main(int argc, char **argv)
 {
     char error[KVP_CONFIG_ERROR_MAX];
     struct kvp_config config;
+    kvp_loop_hold_signals();
     kvb_status_t status = kvp_config_read(argc - 1, (const char *const *)argv + 1, &config, error);
     if (status != KVB_OK) {
         (void)fprintf(stderr, "kvplane serve: %s\n", error);

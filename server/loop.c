@@ -8,6 +8,8 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
 
 /*
  * One scheduler turn for each iteration of the libuv loop, in its check phase, right after the I/O
@@ -21,10 +23,8 @@ struct kvp_loop {
     uv_idle_t idle;
     uv_timer_t timer;
     uv_async_t async;
-    uv_signal_t sigint;
-    uv_signal_t sigterm;
-    uv_signal_t sighup;
-    uv_signal_t sigusr1;
+    uv_poll_t signals;
+    int signal_fd; /* -1: nobody wants them */
     struct kvb_sched sched;
     struct kvb_io io;
     struct kvb_timer beat;
@@ -89,12 +89,52 @@ static void on_woken(struct kvb_event *event)
     }
 }
 
-static void on_signal(uv_signal_t *handle, int signum)
+/*
+ * A signal is never caught, only taken from those that wait. A handler would have to be there
+ * before the first signal and still after the last; but libuv's goes with the handle, and then
+ * whoever asks a second time kills a process that is about to end with 0.
+ */
+static void held_signals(sigset_t *set_p)
+{
+    (void)sigemptyset(set_p);
+    (void)sigaddset(set_p, SIGINT);
+    (void)sigaddset(set_p, SIGTERM);
+    (void)sigaddset(set_p, SIGHUP);
+    (void)sigaddset(set_p, SIGUSR1);
+}
+
+void kvp_loop_hold_signals(void)
+{
+    sigset_t set;
+    held_signals(&set);
+    int rc = pthread_sigmask(SIG_BLOCK, &set, NULL);
+    kvb_assert(rc == 0);
+}
+
+static void on_signals(uv_poll_t *handle, int status, int events)
 {
     struct kvp_loop *loop = handle->data;
-    if (loop->ops->signalled != NULL) {
-        loop->ops->signalled(loop->ctx, signum);
+    struct signalfd_siginfo info;
+    (void)status;
+    (void)events;
+    while (read(loop->signal_fd, &info, sizeof info) == sizeof info) {
+        loop->ops->signalled(loop->ctx, (int)info.ssi_signo);
     }
+}
+
+static kvb_status_t watch_signals(struct kvp_loop *loop)
+{
+    sigset_t set;
+    if (loop->ops->signalled == NULL) {
+        return KVB_OK;
+    }
+    held_signals(&set);
+    loop->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (loop->signal_fd < 0 || uv_poll_init(&loop->uv, &loop->signals, loop->signal_fd) != 0 ||
+        uv_poll_start(&loop->signals, UV_READABLE, on_signals) != 0) {
+        return KVB_ERR_IO;
+    }
+    return KVB_OK;
 }
 
 static void on_beat(struct kvb_timer *timer)
@@ -191,6 +231,17 @@ static void close_handle(uv_handle_t *handle, void *arg)
     }
 }
 
+static int close_loop(struct kvp_loop *loop)
+{
+    /* The check handle is closed first, so no turn runs while the handles go. */
+    uv_walk(&loop->uv, close_handle, NULL);
+    (void)uv_run(&loop->uv, UV_RUN_DEFAULT);
+    if (loop->signal_fd >= 0) {
+        (void)close(loop->signal_fd);
+    }
+    return uv_loop_close(&loop->uv);
+}
+
 kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct kvp_loop **loop_p)
 {
     struct kvp_loop *loop = calloc(1, sizeof *loop);
@@ -198,6 +249,7 @@ kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct k
         return KVB_ERR_NO_MEMORY;
     }
     loop->ops = ops;
+    loop->signal_fd = -1;
     loop->io.ops = &io_ops;
     loop->ctx = ctx;
     if (uv_loop_init(&loop->uv) != 0) {
@@ -206,24 +258,11 @@ kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct k
     loop->check.data = loop;
     loop->timer.data = loop;
     loop->async.data = loop;
-    loop->sigint.data = loop;
-    loop->sigterm.data = loop;
-    loop->sighup.data = loop;
-    loop->sigusr1.data = loop;
+    loop->signals.data = loop;
     if (uv_check_init(&loop->uv, &loop->check) != 0 || uv_idle_init(&loop->uv, &loop->idle) != 0 ||
         uv_timer_init(&loop->uv, &loop->timer) != 0 ||
         uv_async_init(&loop->uv, &loop->async, on_async) != 0 ||
-        uv_signal_init(&loop->uv, &loop->sigint) != 0 ||
-        uv_signal_init(&loop->uv, &loop->sigterm) != 0 ||
-        uv_signal_init(&loop->uv, &loop->sighup) != 0 ||
-        uv_signal_init(&loop->uv, &loop->sigusr1) != 0 ||
-        uv_check_start(&loop->check, on_check) != 0) {
-        goto err_uv;
-    }
-    if (ops->signalled != NULL && (uv_signal_start(&loop->sigint, on_signal, SIGINT) != 0 ||
-                                   uv_signal_start(&loop->sigterm, on_signal, SIGTERM) != 0 ||
-                                   uv_signal_start(&loop->sighup, on_signal, SIGHUP) != 0 ||
-                                   uv_signal_start(&loop->sigusr1, on_signal, SIGUSR1) != 0)) {
+        uv_check_start(&loop->check, on_check) != 0 || watch_signals(loop) != KVB_OK) {
         goto err_uv;
     }
     kvb_sched_init(&loop->sched, &kvb_clock_real, &kvb_random_real);
@@ -235,9 +274,7 @@ kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx, struct k
     return KVB_OK;
 
 err_uv:
-    uv_walk(&loop->uv, close_handle, NULL);
-    (void)uv_run(&loop->uv, UV_RUN_DEFAULT);
-    (void)uv_loop_close(&loop->uv);
+    (void)close_loop(loop);
 err_free:
     free(loop);
     return KVB_ERR_IO;
@@ -247,10 +284,7 @@ void kvp_loop_destroy(struct kvp_loop *loop)
 {
     kvb_sched_timer_clear(&loop->sched, &loop->beat);
     kvb_sched_unpost(&loop->woken);
-    /* The check handle is closed first, so no turn runs while the handles go. */
-    uv_walk(&loop->uv, close_handle, NULL);
-    (void)uv_run(&loop->uv, UV_RUN_DEFAULT);
-    int rc = uv_loop_close(&loop->uv);
+    int rc = close_loop(loop);
     kvb_assert(rc == 0);
     kvb_sched_unpost(&loop->woken); /* a wake that came while the handles went */
     kvb_sched_cleanup(&loop->sched);

@@ -22,11 +22,18 @@ struct uv_loop_s;
 struct kvp_loop_ops {
     /* Another thread called kvp_loop_wake(); calls coalesce: take everything that waits. */
     void (*woken)(void *ctx);
-    /* SIGINT, SIGTERM, SIGHUP or SIGUSR1. */
+    /* SIGINT, SIGTERM, SIGHUP or SIGUSR1, held since kvp_loop_hold_signals(). */
     void (*signalled)(void *ctx, int signum);
     /* Each heartbeat: how long after its due time it came. */
     void (*beat)(void *ctx, uint64_t now_ns, uint64_t lag_ns);
 };
+
+/*
+ * From here to the end of the process these signals do nothing but wait for the loop that has
+ * ops.signalled: one that comes before it is taken when it runs, and one that comes after it is
+ * gone changes nothing. To be called before the process has a second thread.
+ */
+void kvp_loop_hold_signals(void);
 
 /* ops: every member may be NULL; borrowed. NO_MEMORY, IO. */
 KVB_MUST_USE kvb_status_t kvp_loop_create(const struct kvp_loop_ops *ops, void *ctx,

@@ -508,6 +508,7 @@ int kvp_store_main(int argc, char **argv)
 {
     char error[KVP_CONFIG_ERROR_MAX];
     struct kvp_store_config config;
+    kvp_loop_hold_signals();
     kvb_status_t status =
         kvp_store_config_read(argc - 1, (const char *const *)argv + 1, &config, error);
     if (status != KVB_OK) {

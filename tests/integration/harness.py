@@ -107,7 +107,18 @@ class Process:
         self.popen.stdout.close()
         return code
 
+    def storm(self, *signums):
+        """These signals without end until it is gone; its exit code."""
+        end = time.monotonic() + DEADLINE_S
+        while self.popen.poll() is None and time.monotonic() < end:
+            for signum in signums:
+                self.popen.send_signal(signum)
+        return self.kill()
+
     # What the kernel says of it.
+    def blocks(self, signum):
+        return int(self._status("SigBlk"), 16) >> (signum - 1) & 1 == 1
+
     def fds(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
@@ -119,10 +130,13 @@ class Process:
             return sum(text in line for line in maps)
 
     def status_kib(self, field):
+        return int(self._status(field))
+
+    def _status(self, field):
         with open(f"/proc/{self.pid}/status", encoding="utf-8") as status:
             for line in status:
                 if line.startswith(field + ":"):
-                    return int(line.split()[1])
+                    return line.split()[1]
         raise KeyError(field)
 
 

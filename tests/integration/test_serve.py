@@ -55,6 +55,29 @@ class Serve(harness.Case):
             self.assertFalse(os.path.exists(daemon.socket), "the socket is gone")
             self.clean(engine)
 
+    def test_whoever_signals_again_and_again_kills_nothing_that_ends(self):
+        etcd = self.etcd()
+        for turn in range(3):
+            daemon = self.daemon("--dump-dir", self.directory, name=f"daemon-{turn}")
+            node = self.store_node(etcd, "--dump-dir", self.directory, name=f"store-{turn}")
+            engine = self.engine(daemon, "a", name=f"engine-{turn}")
+            self.assertEqual(engine.storm(signal.SIGTERM, signal.SIGINT), 0, engine.stderr())
+            for server in (daemon, node):
+                self.assertEqual(server.storm(signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT), 0,
+                                 server.stderr())
+
+    def test_a_reload_asked_for_too_early_does_not_kill_a_server_that_starts(self):
+        servers = {"daemon": ["serve", "--engine-socket", os.path.join(self.directory, "engine.sock")],
+                   "store": ["store", "--cluster-listen", "127.0.0.1:0"]}
+        for name, args in servers.items():
+            server = harness.Server([*args, "--listen", "127.0.0.1:0", "--store-bytes", "64MiB"], self.directory, name)
+            self.processes.append(server)
+            server.READY = f"kvplane {name} ready " if name == "store" else server.READY
+            harness.until("it holds its signals", lambda s=server: s.blocks(signal.SIGHUP))
+            server.popen.send_signal(signal.SIGHUP)
+            server.await_ready()
+            self.clean(server)
+
     def test_an_engine_in_the_middle_of_a_replay_ends_with_0(self):
         daemon = self.daemon()
         for turn in range(3):
@@ -78,7 +101,7 @@ class Serve(harness.Case):
         daemon.popen.send_signal(signal.SIGTERM)
         self.assertTrue(connection.recv(4096).startswith(b"HTTP/1.1 503"))
         connection.close()
-        self.clean(daemon)
+        self.clean(daemon)  # asks it to stop once more
 
     def test_a_second_daemon_on_the_socket_is_refused_and_the_first_serves_on(self):
         daemon = self.daemon()

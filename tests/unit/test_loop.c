@@ -13,6 +13,7 @@ static struct kvp_loop *loop;
 static uint32_t woken;
 static uint32_t beats;
 static int signum_seen;
+static uint32_t signals;
 
 static void on_woken(void *ctx)
 {
@@ -25,6 +26,7 @@ static void on_signalled(void *ctx, int signum)
 {
     (void)ctx;
     signum_seen = signum;
+    signals++;
     kvp_loop_stop(loop);
 }
 
@@ -42,6 +44,7 @@ static const struct kvp_loop_ops ops = {
 static void setup(void)
 {
     (void)alarm(20);
+    kvp_loop_hold_signals();
     cr_assert_eq(kvp_loop_create(&ops, NULL, &loop), KVB_OK);
 }
 
@@ -117,6 +120,23 @@ Test(loop, signals_are_told_on_the_loop)
         kvp_loop_run(loop);
         cr_assert_eq(signum_seen, signums[i]);
     }
+}
+
+Test(loop, what_is_signalled_before_there_is_a_loop_is_told_and_after_it_does_nothing)
+{
+    static const int signums[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
+    kvp_loop_destroy(loop);
+    for (size_t i = 0; i < 4; i++) {
+        (void)kill(getpid(), signums[i]);
+    }
+    cr_assert_eq(kvp_loop_create(&ops, NULL, &loop), KVB_OK);
+    kvp_loop_run(loop);
+    cr_assert_eq(signals, 4);
+    kvp_loop_destroy(loop);
+    for (size_t i = 0; i < 4; i++) {
+        (void)kill(getpid(), signums[i]);
+    }
+    cr_assert_eq(kvp_loop_create(&ops, NULL, &loop), KVB_OK);
 }
 
 static void on_third_beat(struct kvb_timer *t)
