@@ -10,49 +10,80 @@
 
 void kvp_connections_init(struct kvp_connections *connections, uint32_t max)
 {
-    kvb_list_init(&connections->idle);
-    kvb_list_init(&connections->receiving);
-    connections->n = 0;
-    connections->max = max;
+    *connections = (struct kvp_connections){.max = max};
+    for (int i = 0; i < KVP_CONNECTION_STATES; i++) {
+        kvb_list_init(&connections->lists[i]);
+    }
 }
 
-static void move_to(struct kvp_connection *connection, struct kvb_list *list, uint64_t now_ns)
+static void leave(struct kvp_connections *connections, struct kvp_connection *connection)
 {
     kvb_list_remove(&connection->link);
-    kvb_list_push_back(list, &connection->link);
-    connection->since_ns = now_ns;
+    connections->counts[connection->state]--;
 }
 
-static struct kvp_connection *oldest(struct kvb_list *list)
+static void enter(struct kvp_connections *connections, struct kvp_connection *connection,
+                  enum kvp_connection_state state, uint64_t now_ns)
 {
-    struct kvb_list *first = kvb_list_first(list);
+    connection->state = state;
+    connection->since_ns = now_ns;
+    kvb_list_push_back(&connections->lists[state], &connection->link);
+    connections->counts[state]++;
+}
+
+static struct kvp_connection *oldest(struct kvp_connections *connections,
+                                     enum kvp_connection_state state)
+{
+    struct kvb_list *first = kvb_list_first(&connections->lists[state]);
     return first != NULL ? kvb_container_of(first, struct kvp_connection, link) : NULL;
 }
 
-static void shut(struct kvp_connection *connection, const char *why)
+static void shut(struct kvp_connections *connections, struct kvp_connection *connection,
+                 const char *why, uint64_t now_ns)
 {
-    kvb_list_remove(&connection->link);
+    leave(connections, connection);
+    enter(connections, connection, KVP_CONNECTION_SHUT, now_ns);
     KVB_LOG_LIMITED(WARN, "connection closed", KVB_STR("why", why));
     shutdown(connection->fd, SHUT_RDWR); /* libmicrohttpd sees its end, and closes it */
 }
 
+/* Who can be spared, and how much longer than the others it may have been in its state. */
+static const struct {
+    enum kvp_connection_state state;
+    uint64_t grace_ns;
+    const char *why;
+} spared[] = {
+    {KVP_CONNECTION_IDLE, 0, "too many connections: the longest idle one"},
+    {KVP_CONNECTION_RECEIVING, 0, "too many connections: the slowest sender"},
+    {KVP_CONNECTION_SENDING, KVP_HTTP_SEND_NS,
+     "too many connections: one that does not read its answer"},
+};
+
 /* Before one more connection is counted. */
 static void make_room(struct kvp_connections *connections, uint64_t now_ns)
 {
-    struct kvp_connection *idle = oldest(&connections->idle);
     struct kvp_connection *sender;
+    struct kvp_connection *least = NULL;
+    uint64_t least_ns = 0;
+    const char *why = NULL;
 
-    while ((sender = oldest(&connections->receiving)) != NULL &&
+    while ((sender = oldest(connections, KVP_CONNECTION_RECEIVING)) != NULL &&
            now_ns - sender->since_ns > KVP_HTTP_RECEIVE_S * KVB_NS_PER_S) {
-        shut(sender, "its request did not arrive whole in time");
+        shut(connections, sender, "its request did not arrive whole in time", now_ns);
     }
-    if (connections->n < connections->max) {
+    if (connections->n - connections->counts[KVP_CONNECTION_SHUT] < connections->max) {
         return;
     }
-    if (idle != NULL && (sender == NULL || idle->since_ns <= sender->since_ns)) {
-        shut(idle, "too many connections: the longest idle one");
-    } else if (sender != NULL) {
-        shut(sender, "too many connections: the slowest sender");
+    for (size_t i = 0; i < sizeof spared / sizeof spared[0]; i++) {
+        struct kvp_connection *each = oldest(connections, spared[i].state);
+        if (each != NULL && (least == NULL || each->since_ns + spared[i].grace_ns < least_ns)) {
+            least = each;
+            least_ns = each->since_ns + spared[i].grace_ns;
+            why = spared[i].why;
+        }
+    }
+    if (least != NULL) {
+        shut(connections, least, why, now_ns);
     }
 }
 
@@ -65,8 +96,7 @@ struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections
         make_room(connections, now_ns);
         connection->http = http;
         connection->fd = fd;
-        kvb_list_init(&connection->link);
-        move_to(connection, &connections->idle, now_ns);
+        enter(connections, connection, KVP_CONNECTION_IDLE, now_ns);
         connections->n++;
     }
     return connection;
@@ -74,24 +104,21 @@ struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections
 
 void kvp_connection_closed(struct kvp_connections *connections, struct kvp_connection *connection)
 {
-    kvb_list_remove(&connection->link);
+    leave(connections, connection);
     free(connection);
     connections->n--;
 }
 
-void kvp_connection_idle(struct kvp_connections *connections, struct kvp_connection *connection,
-                         uint64_t now_ns)
+void kvp_connection_enters(struct kvp_connections *connections, struct kvp_connection *connection,
+                           enum kvp_connection_state state, uint64_t now_ns)
 {
-    move_to(connection, &connections->idle, now_ns);
+    if (connection->state != KVP_CONNECTION_SHUT) {
+        leave(connections, connection);
+        enter(connections, connection, state, now_ns);
+    }
 }
 
-void kvp_connection_receiving(struct kvp_connections *connections,
-                              struct kvp_connection *connection, uint64_t now_ns)
+bool kvp_connections_crowded(const struct kvp_connections *connections)
 {
-    move_to(connection, &connections->receiving, now_ns);
-}
-
-void kvp_connection_answering(struct kvp_connection *connection)
-{
-    kvb_list_remove(&connection->link);
+    return connections->counts[KVP_CONNECTION_WAITING] >= connections->max / 2;
 }

@@ -4,42 +4,54 @@
 
 #include "base/list.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
 /*
- * Connections, in one of two lists, oldest first: idle (no request begun) and receiving; those
- * whose request is being answered are in none. At the limit the oldest of both is shut down for
- * each new one, so that a probe on a new connection always gets in, and those that wait for an
- * answer are never touched. HTTP thread only.
+ * Connections, each in the list of its state, which it entered last in its order. At the limit one
+ * is shut down for each new one, so that a probe on a new connection always gets in: the one that
+ * has been idle or receiving for longest, or has not taken its answer for still longer. Those that
+ * wait for an answer are never touched; so that they cannot be all, kvp_connections_crowded() says
+ * when no more may begin to wait. HTTP thread only.
  */
 struct kvp_http;
 
+enum kvp_connection_state {
+    KVP_CONNECTION_IDLE,      /* no request begun */
+    KVP_CONNECTION_RECEIVING, /* its request has begun, and is not whole */
+    KVP_CONNECTION_WAITING,   /* for the answer; or it is an event stream */
+    KVP_CONNECTION_SENDING,   /* the answer is there, and not all of it gone */
+    KVP_CONNECTION_SHUT,      /* until libmicrohttpd has seen it */
+    KVP_CONNECTION_STATES
+};
+
 struct kvp_connection {
     struct kvp_http *http;
-    struct kvb_list link; /* in idle or receiving, or in none while answered */
-    int fd;               /* borrowed from libmicrohttpd until its CLOSED notice */
-    uint64_t since_ns;    /* in this list */
-    struct ucred peer;    /* of a Unix socket */
-    struct kvp_tls *tls;  /* that it began with; its own reference. NULL: none */
+    struct kvb_list link; /* in the list of its state */
+    enum kvp_connection_state state;
+    int fd;              /* borrowed from libmicrohttpd until its CLOSED notice */
+    uint64_t since_ns;   /* in this state */
+    struct ucred peer;   /* of a Unix socket */
+    struct kvp_tls *tls; /* that it began with; its own reference. NULL: none */
 };
 
 struct kvp_connections {
-    struct kvb_list idle;
-    struct kvb_list receiving;
-    uint32_t n;
+    struct kvb_list lists[KVP_CONNECTION_STATES]; /* oldest first */
+    uint32_t counts[KVP_CONNECTION_STATES];
+    uint32_t n; /* of all */
     uint32_t max;
 };
 
 void kvp_connections_init(struct kvp_connections *connections, uint32_t max);
-/* NULL: out of memory. Makes room for it first. */
+/* Idle. NULL: out of memory. Makes room for it first. */
 struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections,
                                              struct kvp_http *http, int fd, uint64_t now_ns);
 void kvp_connection_closed(struct kvp_connections *connections, struct kvp_connection *connection);
-void kvp_connection_idle(struct kvp_connections *connections, struct kvp_connection *connection,
-                         uint64_t now_ns);
-void kvp_connection_receiving(struct kvp_connections *connections,
-                              struct kvp_connection *connection, uint64_t now_ns);
-void kvp_connection_answering(struct kvp_connection *connection);
+/* One that is shut stays so. */
+void kvp_connection_enters(struct kvp_connections *connections, struct kvp_connection *connection,
+                           enum kvp_connection_state state, uint64_t now_ns);
+/* Half of all that there may be wait. */
+bool kvp_connections_crowded(const struct kvp_connections *connections);
 
 #endif

@@ -75,6 +75,6 @@ enum MHD_Result kvp_exchange_document(struct kvp_exchange *exchange)
     }
     exchange->http_status = same ? 304 : 200;
     exchange->phase = KVP_ANSWERING;
-    kvp_connection_answering(exchange->connection);
+    kvp_exchange_enters(exchange, KVP_CONNECTION_SENDING);
     return kvp_exchange_queue(exchange, response, document->content_type);
 }

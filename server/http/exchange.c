@@ -114,8 +114,15 @@ void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *
     kvb_list_init(&exchange->stream.link);
     hide_parameters((char *)(uintptr_t)target); /* const by the callback's type alone */
     exchange->request.reply = reply;
-    kvp_connection_receiving(&http->connections, connection, exchange->begun_ns);
+    kvp_connection_enters(&http->connections, connection, KVP_CONNECTION_RECEIVING,
+                          exchange->begun_ns);
     return exchange;
+}
+
+void kvp_exchange_enters(struct kvp_exchange *exchange, enum kvp_connection_state state)
+{
+    kvp_connection_enters(&exchange->http->connections, exchange->connection, state,
+                          kvb_now_ns(exchange->http->config.clock));
 }
 
 static void pay(struct kvp_http *http)
@@ -172,7 +179,7 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
     if (kvb_log_threshold >= KVB_LOG_TRACE) {
         trace(exchange, now_ns);
     }
-    kvp_connection_idle(&http->connections, exchange->connection, now_ns);
+    kvp_connection_enters(&http->connections, exchange->connection, KVP_CONNECTION_IDLE, now_ns);
     http->bodies -= exchange->body_cap;
     kvp_exchange_stream_ended(exchange);
     if (exchange->owed) {
@@ -258,7 +265,7 @@ enum MHD_Result kvp_exchange_answer(struct kvp_exchange *exchange)
     char *text = NULL;
 
     exchange->phase = KVP_ANSWERING;
-    kvp_connection_answering(exchange->connection);
+    kvp_exchange_enters(exchange, KVP_CONNECTION_SENDING);
     if (exchange->json != NULL) {
         text = json_dumps(exchange->json, JSON_COMPACT | JSON_REAL_PRECISION(9));
     }
@@ -365,7 +372,7 @@ static enum MHD_Result answer_probe(struct kvp_exchange *exchange)
         return kvp_exchange_answer(exchange);
     }
     exchange->phase = KVP_ANSWERING;
-    kvp_connection_answering(exchange->connection);
+    kvp_exchange_enters(exchange, KVP_CONNECTION_SENDING);
     return answer_text(exchange, probe.text, probe.text_len, probe.constant, probe.content_type);
 }
 
@@ -374,7 +381,7 @@ static enum MHD_Result submit(struct kvp_exchange *exchange)
     struct kvp_http *http = exchange->http;
 
     exchange->phase = KVP_SUBMITTED;
-    kvp_connection_answering(exchange->connection);
+    kvp_exchange_enters(exchange, KVP_CONNECTION_WAITING);
     MHD_suspend_connection(exchange->mhd); /* before submit: the reply may come at once */
     kvb_status_t status = kvp_inbox_submit(http->config.inbox, &exchange->request);
     if (status != KVB_OK) {
@@ -390,7 +397,7 @@ static enum MHD_Result submit(struct kvp_exchange *exchange)
 static enum MHD_Result let_parse(struct kvp_exchange *exchange)
 {
     exchange->phase = KVP_PARSING;
-    kvp_connection_answering(exchange->connection);
+    kvp_exchange_enters(exchange, KVP_CONNECTION_WAITING);
     MHD_suspend_connection(exchange->mhd);
     if (kvp_parser_put(exchange) != KVB_OK) {
         kvp_exchange_refuse(exchange, 503, NULL, "the daemon is shutting down");
@@ -406,6 +413,18 @@ static bool accepts_stream(const struct kvp_exchange *exchange)
     return accept != NULL && strstr(accept, "text/event-stream") != NULL;
 }
 
+/* Those that are to wait leave room for probes, which do not. */
+static void check_room(struct kvp_exchange *exchange)
+{
+    enum kvp_where where = exchange->request.route->where;
+
+    if ((where == KVP_CONTROL || where == KVP_STREAM) &&
+        kvp_connections_crowded(&exchange->http->connections)) {
+        kvp_exchange_refuse(exchange, 503, NULL, "too many requests; try again");
+        exchange->retry_after_s = 1;
+    }
+}
+
 /* The body is there, or there is none. */
 static enum MHD_Result whole(struct kvp_exchange *exchange)
 {
@@ -415,6 +434,9 @@ static enum MHD_Result whole(struct kvp_exchange *exchange)
     http->owed++;
     pthread_mutex_unlock(&http->lock);
     exchange->owed = true;
+    if (exchange->http_status == 0) {
+        check_room(exchange);
+    }
     if (exchange->http_status == 0 && exchange->request.body_len > PARSE_INLINE) {
         return let_parse(exchange);
     }

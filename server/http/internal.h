@@ -105,6 +105,9 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
 void kvp_exchange_refuse(struct kvp_exchange *exchange, unsigned http_status, const char *param,
                          const char *message);
 
+/* Of its connection, now. */
+void kvp_exchange_enters(struct kvp_exchange *exchange, enum kvp_connection_state state);
+
 /* head.c: names the request and makes every check that needs no body; the first that fails refuses.
  */
 void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The real server on a loopback port, spoken to byte by byte. */
+#include "http/connections.h"
 #include "http_client.h"
 #include "rest_server.h"
 
@@ -975,6 +976,126 @@ Test(http_own, slow_senders_beyond_the_limit_make_room)
 Test(http_own, slow_bodies_beyond_the_limit_make_room)
 {
     crowd("POST /sleep HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{");
+}
+
+/* Asks for more than both ends' buffers hold, and reads its first bytes alone. */
+static int deaf_client(void)
+{
+    static const char request[] = "GET /openapi.yaml HTTP/1.1\r\n" HOST "\r\n";
+    int fd = http_connect(rest.port);
+    int size = 4096;
+    char start[16];
+
+    cr_assert_eq(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof size), 0);
+    for (int i = 0; i < 100; i++) {
+        (void)http_send_text(fd, request);
+    }
+    cr_assert_eq(recv(fd, start, sizeof start, MSG_WAITALL), sizeof start);
+    return fd;
+}
+
+Test(http_own, those_that_do_not_read_their_answers_make_room)
+{
+    struct kvp_http_config config = {.connections_max = 16};
+    int deaf[48];
+
+    rest_start(&rest, &config, 0);
+    uint32_t before = open_fds();
+    for (int i = 0; i < 48; i++) {
+        deaf[i] = deaf_client();
+        expect_health();
+    }
+    for (int i = 0; i < 48; i++) {
+        close(deaf[i]);
+    }
+    expect_fds(before);
+    rest_stop(&rest);
+}
+
+Test(http_own, no_more_than_half_of_all_wait_for_an_answer)
+{
+    static const char *const asks[] = {"POST /sleep HTTP/1.1\r\n" HOST "\r\n", STREAM "\r\n"};
+    struct kvp_http_config config = {.connections_max = 16};
+    int fds[40];
+    int refused = 0;
+
+    for (int each = 0; each < 2; each++) {
+        rest_start(&rest, &config, 0);
+        rest_hold(&rest, true);
+        for (int i = 0; i < 40; i++) {
+            fds[i] = http_connect(rest.port);
+            http_send_text(fds[i], asks[each]);
+            expect_health();
+        }
+        for (int i = 8; i < 40; i++) {
+            struct http_answer answer = http_receive(fds[i], false);
+            refused += answer.status == 503; /* or its connection made room since */
+            cr_expect(answer.status == 503 || answer.status == 0, "%d %d", i, answer.status);
+            http_answer_free(&answer);
+        }
+        cr_expect_gt(refused, 0);
+        rest_finish(&rest);
+        for (int i = 0; i < 8; i++) {
+            char text[4096] = "";
+            cr_expect(read_until(fds[i], text, sizeof text, "HTTP/1.1 200"), "%d %s", i, text);
+        }
+        for (int i = 0; i < 40; i++) {
+            close(fds[i]);
+        }
+        rest_stop(&rest);
+    }
+}
+
+/* Which of these, in their order of opening, went last; -1: none. */
+static int gone(struct kvp_connection *const *connections, int n)
+{
+    static int known = 0;
+    for (int i = 0; i < n; i++) {
+        if (connections[i]->state == KVP_CONNECTION_SHUT && (known & 1 << i) == 0) {
+            known |= 1 << i;
+            return i;
+        }
+    }
+    return -1;
+}
+
+Test(connections, who_does_not_take_an_answer_goes_after_a_grace_and_before_who_came_since)
+{
+    const uint64_t grace_ns = KVP_HTTP_SEND_NS;
+    struct kvp_connections all;
+    struct kvp_connection *each[8];
+    int fds[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    kvp_connections_init(&all, 4);
+    for (int i = 0; i < 4; i++) {
+        each[i] = kvp_connection_opened(&all, NULL, fds[0], 1);
+        cr_assert_not_null(each[i]);
+    }
+    kvp_connection_enters(&all, each[0], KVP_CONNECTION_SENDING, 1);
+    kvp_connection_enters(&all, each[1], KVP_CONNECTION_SENDING, 2);
+    kvp_connection_enters(&all, each[2], KVP_CONNECTION_WAITING, 1);
+    kvp_connection_enters(&all, each[3], KVP_CONNECTION_IDLE, grace_ns + 1);
+    cr_expect_not(kvp_connections_crowded(&all));
+    each[4] = kvp_connection_opened(&all, NULL, fds[0], grace_ns + 2);
+    cr_expect_eq(gone(each, 4), 3, "an idle one, rather than one that may still read");
+    kvp_connection_enters(&all, each[3], KVP_CONNECTION_IDLE, grace_ns + 1); /* stays shut */
+    each[5] = kvp_connection_opened(&all, NULL, fds[0], grace_ns + 2);
+    cr_expect_eq(gone(each, 5), 0, "not one that was opened since");
+    kvp_connection_enters(&all, each[4], KVP_CONNECTION_WAITING, grace_ns + 2);
+    cr_expect(kvp_connections_crowded(&all));
+    kvp_connection_enters(&all, each[5], KVP_CONNECTION_WAITING, grace_ns + 2);
+    each[6] = kvp_connection_opened(&all, NULL, fds[0], grace_ns + 2);
+    cr_expect_eq(gone(each, 6), 1, "the only one that can be spared");
+    kvp_connection_enters(&all, each[6], KVP_CONNECTION_WAITING, grace_ns + 2);
+    each[7] = kvp_connection_opened(&all, NULL, fds[0], grace_ns + 2);
+    cr_expect_eq(gone(each, 7), -1, "never one that waits");
+    for (int i = 0; i < 8; i++) {
+        kvp_connection_closed(&all, each[i]);
+    }
+    cr_expect_eq(all.n, 0);
+    close(fds[0]);
+    close(fds[1]);
 }
 
 Test(http_own, the_oldest_goes_first_be_it_idle_or_slow)
