@@ -29,6 +29,11 @@ if(KVPLANE_SANITIZE)
     -fsanitize=${KVPLANE_SANITIZE} -fno-sanitize-recover=all)
   target_link_options(kvplane_options INTERFACE -fsanitize=${KVPLANE_SANITIZE})
 endif()
+if(KVPLANE_COVERAGE)
+  # In C, without the optimiser, gcc knows no branches but those of the source. Several threads count.
+  target_compile_options(kvplane_options INTERFACE --coverage -fprofile-update=atomic)
+  target_link_options(kvplane_options INTERFACE --coverage)
+endif()
 
 # kvplane_layer(NAME SOURCES… [PUBLIC_DEPS …] [PRIVATE_DEPS …]): a static library of one folder. Its include/ is
 # public, its own folder private to it; tests link the static layers and may name the private folder.
