@@ -783,6 +783,73 @@ kvb_status_t kvp_cluster_ask_tenants(struct kvp_cluster *cluster, uint64_t deadl
     return KVB_OK;
 }
 
+/* ---- objects ---- */
+
+struct listing {
+    struct place *place;
+    struct kvp_cluster_list *ask;
+    struct kvs_remote_list remote;
+    struct kvb_event event; /* done never comes inside the call */
+};
+
+static void listed(struct listing *listing, kvb_status_t status)
+{
+    struct kvp_cluster *cluster = listing->place->cluster;
+    listing->place->asks--;
+    finish_leaving(listing->place);
+    listing->ask->done(listing->ask, status);
+    free(listing);
+    cluster->asks--;
+    finish_stop(cluster);
+}
+
+static void on_listed(struct kvs_remote_list *ask, kvb_status_t status)
+{
+    listed(kvb_container_of(ask, struct listing, remote), status);
+}
+
+static void on_own_listed(struct kvb_event *event)
+{
+    struct listing *listing = kvb_container_of(event, struct listing, event);
+    kvs_share_list(listing->place->cluster->params.share, listing->ask->list);
+    listed(listing, KVB_OK);
+}
+
+static kvb_status_t list_on(struct place *place, uint64_t deadline_ns, struct kvp_cluster_list *ask)
+{
+    struct listing *listing = calloc(1, sizeof *listing);
+    kvb_status_t status = KVB_OK;
+    if (listing == NULL) {
+        return KVB_ERR_NO_MEMORY;
+    }
+    listing->place = place;
+    listing->ask = ask;
+    listing->remote = (struct kvs_remote_list){.done = on_listed, .list = ask->list};
+    kvb_event_init(&listing->event, on_own_listed);
+    if (place->own) {
+        kvb_sched_post(place->cluster->params.sched, &listing->event);
+    } else {
+        status = kvs_remote_list(place->node, deadline_ns, &listing->remote);
+    }
+    if (status != KVB_OK) {
+        free(listing);
+        return status;
+    }
+    place->asks++;
+    place->cluster->asks++;
+    return KVB_OK;
+}
+
+kvb_status_t kvp_cluster_ask_list(struct kvp_cluster *cluster, const char *node,
+                                  uint64_t deadline_ns, struct kvp_cluster_list *ask)
+{
+    struct place *place = find_place(cluster, node);
+    return cluster->stopping                    ? KVB_ERR_CANCELED
+           : place == NULL                      ? KVB_ERR_NOT_FOUND
+           : !place->own && place->node == NULL ? KVB_ERR_UNAVAILABLE
+                                                : list_on(place, deadline_ns, ask);
+}
+
 /* ---- life ---- */
 
 bool kvp_cluster_reachable(const struct kvp_cluster *cluster)

@@ -101,4 +101,15 @@ struct kvp_cluster_tenants {
 KVB_MUST_USE kvb_status_t kvp_cluster_ask_tenants(struct kvp_cluster *cluster, uint64_t deadline_ns,
                                                   struct kvp_cluster_tenants *ask);
 
+/* Objects on one node, as kvs_share_list() there. */
+struct kvp_cluster_list {
+    /* Once, later; as kvs_remote_list.done. */
+    void (*done)(struct kvp_cluster_list *ask, kvb_status_t status);
+    struct kvs_list *list; /* borrowed until done */
+};
+/* NOT_FOUND: there is no node of that name; UNAVAILABLE: it is not used; NO_MEMORY; CANCELED:
+ * stopped. */
+KVB_MUST_USE kvb_status_t kvp_cluster_ask_list(struct kvp_cluster *cluster, const char *node,
+                                               uint64_t deadline_ns, struct kvp_cluster_list *ask);
+
 #endif

@@ -433,6 +433,7 @@ kvb_status_t kvp_control_create(const struct kvp_control_config *config,
     control->config = *config;
     kvb_list_init(&control->pendings);
     kvb_list_init(&control->questions);
+    kvb_list_init(&control->listings);
     kvb_list_init(&control->fans);
     kvp_inbox_init(&control->inbox, config->queue_max, config->wake, config->wake_ctx);
     *control_p = control;
@@ -478,11 +479,19 @@ void kvp_control_close(struct kvp_control *control)
         }
     }
     kvp_objects_close(control);
+    kvp_listings_close(control);
 }
 
 bool kvp_control_quiet(const struct kvp_control *control)
 {
-    return kvb_list_empty(&control->questions);
+    return kvb_list_empty(&control->questions) && kvb_list_empty(&control->listings);
+}
+
+void kvp_control_settle(struct kvp_control *control)
+{
+    if (kvp_control_quiet(control) && control->config.quiet != NULL) {
+        control->config.quiet(control->config.quiet_ctx);
+    }
 }
 
 void kvp_control_destroy(struct kvp_control *control)

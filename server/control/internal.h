@@ -8,7 +8,7 @@
  * What the files of control share. control.c: who replies when, and the table of routes; asks.c:
  * from a request to what the fleet is asked; answers.c: from its outcome to JSON; status.c:
  * instances and operations as they are; ranks.c: what their ranks
- * hold; pages.c: lists, a page at a time; nodes.c, tenants.c, objects.c: the cluster's.
+ * hold; pages.c: lists, a page at a time; nodes.c, tenants.c, objects.c, listing.c: the cluster's.
  */
 
 struct kvp_control {
@@ -16,6 +16,7 @@ struct kvp_control {
     struct kvp_inbox inbox;
     struct kvb_list pendings;  /* loop thread */
     struct kvb_list questions; /* loop thread: of objects */
+    struct kvb_list listings;  /* loop thread: lists of objects */
     struct kvb_list fans;      /* loop thread: operations of all instances, the newest last */
     uint32_t nfans;
     bool closing;
@@ -64,6 +65,8 @@ void kvp_control_reply(struct kvp_control *control, struct kvp_request *request,
                        unsigned http_status, json_t *body, unsigned retry_after_s);
 void kvp_control_reply_error(struct kvp_control *control, struct kvp_request *request,
                              kvb_status_t status, const char *param, const char *message);
+/* Something that it asked of the client or the cluster is over: is that all there was? */
+void kvp_control_settle(struct kvp_control *control);
 /* What a failed operation is answered with. NULL: out of memory. */
 json_t *kvp_failure_body(const struct kvp_pending *pending, const struct kvp_outcome *outcome);
 /* Asks the fleet what the route's action says; the answer comes by itself. */
@@ -193,6 +196,13 @@ void kvp_remove_object(struct kvp_control *control, struct kvp_request *request)
 void kvp_pin_object(struct kvp_control *control, struct kvp_request *request);
 /* What is open is answered, and ends soon. */
 void kvp_objects_close(struct kvp_control *control);
+json_t *kvp_key_json(const uint8_t *bytes, uint32_t len);
+const char *kvp_pin_text(enum kvs_pin pin);
+/* ---- listing.c ---- */
+
+void kvp_list_objects(struct kvp_control *control, struct kvp_request *request);
+/* What is open is answered, and ends soon. */
+void kvp_listings_close(struct kvp_control *control);
 
 /* ---- nodes.c ---- */
 

@@ -55,9 +55,7 @@ static void question_free(struct question *question)
     free(question->keys);
     free(question->items);
     free(question);
-    if (kvp_control_quiet(control) && control->config.quiet != NULL) {
-        control->config.quiet(control->config.quiet_ctx);
-    }
+    kvp_control_settle(control);
 }
 
 /* ---- the answer ---- */
@@ -112,13 +110,25 @@ static json_t *nodes_json(const struct question *question)
     return list;
 }
 
-static json_t *key_json(const struct key *key)
+json_t *kvp_key_json(const uint8_t *bytes, uint32_t len)
 {
     char text[2 * KVB_KEY_MAX + 1] = "";
-    for (uint32_t i = 0; i < key->len; i++) {
-        (void)snprintf(text + (size_t)2 * i, 3, "%02x", key->bytes[i]);
+    for (uint32_t i = 0; i < len; i++) {
+        (void)snprintf(text + (size_t)2 * i, 3, "%02x", bytes[i]);
     }
     return json_string(text);
+}
+
+const char *kvp_pin_text(enum kvs_pin pin)
+{
+    static const char *const texts[] = {
+        [KVS_PIN_NONE] = "none", [KVS_PIN_SOFT] = "soft", [KVS_PIN_HARD] = "hard"};
+    return texts[pin];
+}
+
+static json_t *key_json(const struct key *key)
+{
+    return kvp_key_json(key->bytes, key->len);
 }
 
 /* All of the key but its bytes, so that what was made of an instance's can be asked for again. */
@@ -134,8 +144,6 @@ static json_t *space_json(const struct question *question)
 
 static json_t *found_json(const struct question *question, const struct kvs_item *item)
 {
-    static const char *const pins[] = {
-        [KVS_PIN_NONE] = "none", [KVS_PIN_SOFT] = "soft", [KVS_PIN_HARD] = "hard"};
     json_t *json = space_json(question);
     (void)json_object_set_new(json, "key", key_json(&question->keys[0]));
     switch (question->op) {
@@ -144,7 +152,7 @@ static json_t *found_json(const struct question *question, const struct kvs_item
         break;
     case KVS_PIN:
         kvp_json_set_text(json, "status", "pinned");
-        kvp_json_set_text(json, "pin", pins[question->params.pin]);
+        kvp_json_set_text(json, "pin", kvp_pin_text(question->params.pin));
         break;
     default:
         (void)json_object_set_new(json, "exists", json_true());
@@ -424,7 +432,15 @@ void kvp_read_existing(struct kvp_control *control, struct kvp_request *request)
 
 void kvp_read_object(struct kvp_control *control, struct kvp_request *request)
 {
-    ask(control, request, KVS_EXISTS);
+    const struct kvp_params *params = &request->params;
+    if (!kvp_given(params, KVP_PARAM_namespace)) {
+        ask(control, request, KVS_EXISTS);
+    } else if (!kvp_given(params, KVP_PARAM_key)) {
+        kvp_list_objects(control, request);
+    } else {
+        kvp_control_reply_error(control, request, KVB_ERR_INVALID, "key",
+                                "give key or namespace, not both");
+    }
 }
 
 void kvp_remove_object(struct kvp_control *control, struct kvp_request *request)

@@ -15,23 +15,31 @@ static const char *key_of(const char *cursor, const char *list)
     return ours ? cursor + len + 1 : NULL;
 }
 
-bool kvp_page_begin(struct kvp_control *control, struct kvp_request *request, const char *list,
-                    struct kvp_page *page)
+const char *kvp_page_after(struct kvp_control *control, struct kvp_request *request,
+                           const char *list)
 {
     const struct kvp_params *params = &request->params;
-    const char *after = "";
-    if (kvp_given(params, KVP_PARAM_cursor)) {
-        after = key_of(params->cursor, list);
-    }
+    const char *after = kvp_given(params, KVP_PARAM_cursor) ? key_of(params->cursor, list) : "";
     if (after == NULL) {
         kvp_control_reply_error(control, request, KVB_ERR_INVALID, "query.cursor",
                                 "query.cursor: must be what this list gave as next");
+    }
+    return after;
+}
+
+uint32_t kvp_page_limit(const struct kvp_params *params)
+{
+    return kvp_given(params, KVP_PARAM_limit) ? params->limit : LIMIT_DEFAULT;
+}
+
+bool kvp_page_begin(struct kvp_control *control, struct kvp_request *request, const char *list,
+                    struct kvp_page *page)
+{
+    const char *after = kvp_page_after(control, request, list);
+    if (after == NULL) {
         return false;
     }
-    *page = (struct kvp_page){
-        .list = list,
-        .limit = kvp_given(params, KVP_PARAM_limit) ? params->limit : LIMIT_DEFAULT,
-    };
+    *page = (struct kvp_page){.list = list, .limit = kvp_page_limit(&request->params)};
     (void)snprintf(page->after, sizeof page->after, "%s", after);
     page->rows = calloc(page->limit, sizeof page->rows[0]);
     if (page->rows == NULL) {

@@ -26,6 +26,12 @@ struct kvp_page {
     struct kvp_page_row *rows;  /* limit of them */
 };
 
+/* For a list of another kind: what its cursor says, "" from the beginning, NULL: replied (it is
+ * none of this list); and how many rows there may be. */
+const char *kvp_page_after(struct kvp_control *control, struct kvp_request *request,
+                           const char *list);
+uint32_t kvp_page_limit(const struct kvp_params *params);
+
 /* list: the name of the array in the answer. False: replied (a cursor of another list, or none of
  * ours; out of memory). */
 bool kvp_page_begin(struct kvp_control *control, struct kvp_request *request, const char *list,

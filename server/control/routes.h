@@ -104,7 +104,7 @@
     X(POST, "/v1/kvplane/tenants/{name}/remove", remove_tenant,              ADMIN, CONTROL, SMALL, P(force)) \
     X(POST, "/v1/kvplane/tenants/{name}/quota", set_quota,                   ADMIN, CONTROL, SMALL, P(quota_bytes)) \
     X(POST, "/v1/kvplane/objects/exists",       list_existing,               READ,  CONTROL, SMALL, INSTANCE | P(tenant) | P(layout) | P(lineage) | P(group) | P(part)) \
-    X(GET,  "/v1/kvplane/objects",              get_object,                  READ,  CONTROL, SMALL, INSTANCE | OBJECT) \
+    X(GET,  "/v1/kvplane/objects",              get_object,                  READ,  CONTROL, SMALL, INSTANCE | OBJECT | P(namespace) | PAGED) \
     X(POST, "/v1/kvplane/objects/remove",       remove_object,               ADMIN, CONTROL, SMALL, INSTANCE | OBJECT | P(force)) \
     X(POST, "/v1/kvplane/objects/pin",          pin_object,                  ADMIN, CONTROL, SMALL, INSTANCE | OBJECT | P(pin))
 /* clang-format on */

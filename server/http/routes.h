@@ -100,6 +100,7 @@ const char *kvp_route_allow(const struct kvp_route_table *table, const struct kv
     X(new_version, TEXT)                                                                           \
     X(timeout, SECONDS) /* of flush_cache: how long it may be tried */                             \
     X(tags, TAGS)       /* repeated, or a JSON list or null */                                     \
+    X(namespace, NAME)  /* the tenant whose objects are listed */                                  \
     X(tenant, NAME)                                                                                \
     X(layout, TEXT)                                                                                \
     X(lineage, ID)  /* 32 hex digits */                                                            \
@@ -143,6 +144,7 @@ struct kvp_params {
     uint32_t timeout; /* ms */
     uint32_t ntags;
     char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
+    char namespace[KVB_NAME_MAX];
     char tenant[KVB_NAME_MAX];
     char layout[KVB_WEIGHTS_NAME_MAX];
     struct kvb_id lineage;

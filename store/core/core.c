@@ -557,6 +557,51 @@ bool kvs_core_sweep(struct kvs_core *core, uint64_t now_ns, struct kvs_core_swee
     return sweep->next < core->index.nbuckets;
 }
 
+/* Of a bucket the object with the next higher handle, which it keeps: its place in the chain
+ * changes. 0: there is none. */
+static uint32_t next_listed(const struct kvs_core *core, struct kvs_core_list *list)
+{
+    const uint32_t *heads = (const uint32_t *)(const void *)core->index.heads.base;
+    uint32_t found = 0;
+    uint32_t visits = 0;
+    for (uint32_t handle = heads[list->bucket]; handle != 0;
+         handle = kvs_node_at(&core->index, handle)->next) {
+        visits++;
+        if (handle > list->object && (found == 0 || handle < found)) {
+            found = handle;
+        }
+    }
+    visits += found == 0;
+    list->budget -= visits < list->budget ? visits : list->budget;
+    return found;
+}
+
+bool kvs_core_list(const struct kvs_core *core, struct kvs_core_list *list)
+{
+    while (list->budget > 0 && list->bucket < core->index.nbuckets) {
+        list->object = next_listed(core, list);
+        if (list->object == 0) {
+            list->bucket++;
+            continue;
+        }
+        const struct object *object = object_at(core, list->object);
+        const struct scope *scope = scope_at(core, object->scope);
+        if (scope->tenant == list->tenant && !scope_cleared(core, scope)) {
+            list->each(list,
+                       &(struct kvs_core_listed){
+                           .space = scope->space,
+                           .lineage = scope->lineage,
+                           .key = {{object->key, object->key_len}, object->group, object->part},
+                           .len = object->len,
+                           .pin = (object->flags & OBJECT_HARD) != 0   ? KVS_PIN_HARD
+                                  : (object->flags & OBJECT_SOFT) != 0 ? KVS_PIN_SOFT
+                                                                       : KVS_PIN_NONE,
+                       });
+        }
+    }
+    return list->bucket < core->index.nbuckets;
+}
+
 void kvs_core_on_change(struct kvs_core *core,
                         void (*changed)(void *arg, const struct kvs_core_change *change), void *arg)
 {

@@ -239,7 +239,7 @@ void kvs_remote_destroy(struct kvs_node *node)
     }
     struct kvs_remote *remote = kvs_remote_of(node);
     kvs_calls_cleanup(&remote->calls);
-    kvb_assert(remote->ntenants == 0);
+    kvb_assert(remote->nlistings == 0);
     remote->changed = NULL;
     close_ways(remote);
     kvb_assert(kvb_list_empty(&remote->asides));

@@ -4,8 +4,8 @@
 
 /*
  * A node behind connections, inside: calls and the questions of which they consist (remote.c,
- * question.c), what carries them (tcp.c), and what the node says of itself (report.c). Loop thread
- * only.
+ * question.c), what carries them (tcp.c), and what the node says of itself (report.c) and of its
+ * objects (list.c). Loop thread only.
  */
 #include "node/calls.h"
 #include "wire/wire.h"
@@ -44,7 +44,7 @@ struct kvs_remote {
     uint8_t report_answer[KVS_STATUS_WIRE];
 
     struct kvb_list asides; /* discards and scrubs in flight */
-    uint32_t ntenants;      /* questions about tenants */
+    uint32_t nlistings;     /* questions about tenants and objects */
 };
 
 struct kvs_remote *kvs_remote_of(struct kvs_node *node);

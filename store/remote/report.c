@@ -166,7 +166,7 @@ static void finish_listing(struct listing *listing, kvb_status_t status)
 {
     struct kvs_remote_tenants *ask = listing->ask;
     struct kvs_remote_tenant *tenants = ask->tenants;
-    listing->remote->ntenants--;
+    listing->remote->nlistings--;
     kvb_writer_cleanup(&listing->question);
     free(listing);
     ask->done(ask, status);
@@ -256,7 +256,7 @@ kvb_status_t kvs_remote_tenants(struct kvs_node *node, uint64_t deadline_ns,
     listing->deadline_ns = deadline_ns;
     kvb_writer_init(&listing->question, KVT_ASK_MAX);
     kvb_event_init(&listing->failed, on_failed);
-    remote->ntenants++;
+    remote->nlistings++;
     listing->status = ask_for_page(listing, 0);
     if (listing->status != KVB_OK) {
         kvb_sched_post(remote->sched, &listing->failed);

@@ -145,6 +145,26 @@ static void serve_tenants(struct kvs_service *service, struct kvt_request *reque
     answer(service, request);
 }
 
+static void serve_list(struct kvs_service *service, struct kvt_request *request,
+                       const struct kvs_core_where *where)
+{
+    (void)where;
+    const struct kvs_ask *ask = &service->ask;
+    struct kvs_list *list = &service->list;
+    memset(list->tenant, 0, sizeof list->tenant);
+    memset(list->layout, 0, sizeof list->layout);
+    memcpy(list->tenant, ask->space.tenant.data, ask->space.tenant.len);
+    if (ask->space.layout.len > 0) {
+        memcpy(list->layout, ask->space.layout.data, ask->space.layout.len);
+    }
+    list->lineage = ask->lineage;
+    list->max = ask->max;
+    list->place = ask->place;
+    kvs_share_list(service->share, list);
+    kvs_list_pack(begin_answer(service), list);
+    answer(service, request);
+}
+
 /* A client read bytes that did not match their checksum: is it the object that is bad? */
 static void serve_scrub(struct kvs_service *service, struct kvt_request *request,
                         const struct kvs_core_where *where)
@@ -165,7 +185,7 @@ static const struct {
     [KVS_ASK_PUT] = {kvs_serve_put, KVS_PUT},      [KVS_ASK_REMOVE] = {serve_remove, KVS_REMOVE},
     [KVS_ASK_PIN] = {serve_pin, KVS_PIN},          [KVS_ASK_DISCARD] = {serve_discard, KVS_PIN},
     [KVS_ASK_STATUS] = {serve_status, KVS_PIN},    [KVS_ASK_TENANTS] = {serve_tenants, KVS_PIN},
-    [KVS_ASK_SCRUB] = {serve_scrub, KVS_PIN},
+    [KVS_ASK_SCRUB] = {serve_scrub, KVS_PIN},      [KVS_ASK_LIST] = {serve_list, KVS_PIN},
 };
 
 /* Nothing was ever put there, or it cannot be: the same answer for every key. */
@@ -199,7 +219,7 @@ static void on_request(void *ctx, struct kvt_request *request)
         answer_status(request, KVB_ERR_PROTOCOL);
         return;
     }
-    if ((info->fields & KVS_FIELD_SPACE) != 0) {
+    if ((info->fields & KVS_FIELD_SPACE) != 0 && info->type != KVS_ASK_LIST) {
         bool make = info->type == KVS_ASK_PUT;
         kvb_status_t status = kvs_spaces_find(&service->spaces, &service->ask, make, &where);
         if (status != KVB_OK) {

@@ -38,6 +38,7 @@ struct kvs_service {
     struct kvs_lookup lookup;
     struct kvs_wire_item items[KVS_WIRE_ITEMS_MAX];
     struct kvs_wire_tenants tenants;
+    struct kvs_list list;
     struct kvb_writer answer;
     struct iovec *iovecs;
     uint32_t iovecs_cap;

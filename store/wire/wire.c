@@ -72,6 +72,21 @@ static enum kvs_pin get_pin(struct kvb_reader *in)
     return (enum kvs_pin)value;
 }
 
+static void put_place(struct kvb_writer *out, const struct kvs_list_place *place)
+{
+    kvb_put_u32(out, place->shard);
+    kvb_put_u32(out, place->bucket);
+    kvb_put_u32(out, place->object);
+}
+
+static struct kvs_list_place get_place(struct kvb_reader *in)
+{
+    struct kvs_list_place place = {.shard = kvb_get_u32(in)};
+    place.bucket = kvb_get_u32(in);
+    place.object = kvb_get_u32(in);
+    return place;
+}
+
 /* ---- questions: fields in the order of KVS_WIRE_FIELDS ---- */
 
 static void pack_fields(struct kvb_writer *out, unsigned fields, const struct kvs_ask *ask)
@@ -108,6 +123,10 @@ static void pack_fields(struct kvb_writer *out, unsigned fields, const struct kv
     }
     if ((fields & KVS_FIELD_FROM) != 0) {
         kvb_put_u32(out, ask->from);
+    }
+    if ((fields & KVS_FIELD_PLACE) != 0) {
+        put_place(out, &ask->place);
+        kvb_put_u32(out, ask->max);
     }
 }
 
@@ -151,6 +170,11 @@ static void unpack_fields(struct kvb_reader *in, unsigned fields, struct kvs_ask
     }
     if ((fields & KVS_FIELD_FROM) != 0) {
         ask->from = kvb_get_u32(in);
+    }
+    if ((fields & KVS_FIELD_PLACE) != 0) {
+        ask->place = get_place(in);
+        ask->max = kvb_get_u32(in);
+        require(in, ask->max > 0 && ask->max <= KVS_LIST_MAX);
     }
 }
 
@@ -270,6 +294,51 @@ kvb_status_t kvs_tenants_unpack(struct kvb_span in, struct kvs_wire_tenants *ten
         stats->live_bytes = kvb_get_u64(&reader);
         stats->objects = kvb_get_u64(&reader);
         stats->evicted = kvb_get_u64(&reader);
+    }
+    return kvb_reader_finish(&reader);
+}
+
+void kvs_list_pack(struct kvb_writer *out, const struct kvs_list *list)
+{
+    kvb_put_u8(out, list->more);
+    put_place(out, &list->place);
+    kvb_put_u32(out, list->n);
+    for (uint32_t i = 0; i < list->n; i++) {
+        const struct kvs_listed *listed = &list->at[i];
+        kvb_put_str(out, listed->layout);
+        kvb_put_id(out, listed->lineage.id);
+        put_key(out, &(struct kvs_core_key){
+                         {listed->key, listed->key_len}, listed->group, listed->part});
+        kvb_put_u64(out, listed->len);
+        kvb_put_u8(out, (uint8_t)listed->pin);
+    }
+}
+
+static void get_listed(struct kvb_reader *in, struct kvs_listed *listed)
+{
+    kvb_get_str(in, listed->layout, sizeof listed->layout);
+    listed->lineage.id = kvb_get_id(in);
+    struct kvs_core_key key = get_key(in);
+    listed->key_len = (uint32_t)key.block.len;
+    listed->group = key.group;
+    listed->part = key.part;
+    listed->len = kvb_get_u64(in);
+    require(in, listed->len <= KVS_CORE_VALUE_MAX);
+    listed->pin = get_pin(in);
+    if (in->status == KVB_OK) {
+        memcpy(listed->key, key.block.data, key.block.len);
+    }
+}
+
+kvb_status_t kvs_list_unpack(struct kvb_span in, struct kvs_list *list)
+{
+    struct kvb_reader reader;
+    kvb_reader_init(&reader, in.data, in.len);
+    list->more = kvb_get_bool(&reader);
+    list->place = get_place(&reader);
+    list->n = kvb_get_count(&reader, list->max, 4 + 16 + KEY_WIRE_MIN + 9);
+    for (uint32_t i = 0; i < list->n && reader.status == KVB_OK; i++) {
+        get_listed(&reader, &list->at[i]);
     }
     return kvb_reader_finish(&reader);
 }

@@ -5,6 +5,7 @@
 #include "base/wire.h"
 #include "store/client.h"
 #include "store/core.h"
+#include "store/share.h"
 
 /*
  * What a store's client asks of a node over a connection, and what it is answered: the questions
@@ -30,7 +31,8 @@
     X(KEY, 5)   /* one key */                                                                      \
     X(KEYS, 6)  /* 1 to KVS_WIRE_ITEMS_MAX keys */                                                 \
     X(ALL, 7)   /* bool: everything that the hold's instance holds */                              \
-    X(FROM, 8)  /* number of the first tenant wanted */
+    X(FROM, 8)  /* number of the first tenant wanted */                                            \
+    X(PLACE, 9) /* shard, bucket, object; and how many, 1 to KVS_LIST_MAX */
 enum {
 #define X(name, bit) KVS_FIELD_##name = 1 << (bit),
     KVS_WIRE_FIELDS(X)
@@ -38,13 +40,15 @@ enum {
 };
 
 /* What an answer holds: nothing; a status and length for each key, in order; the bytes stored, if
- * it was found; struct kvs_wire_status; struct kvs_wire_tenants. */
+ * it was found; struct kvs_wire_status; struct kvs_wire_tenants; of a struct kvs_list what is
+ * answered. */
 enum kvs_wire_answer {
     KVS_ANSWER_EMPTY,
     KVS_ANSWER_ITEMS,
     KVS_ANSWER_LEN,
     KVS_ANSWER_STATUS,
     KVS_ANSWER_TENANTS,
+    KVS_ANSWER_LIST,
 };
 
 /* name, type, label, fields, has a body, answer */
@@ -57,7 +61,9 @@ enum kvs_wire_answer {
     X(DISCARD, 6, "discard", KVS_FIELD_HOLD | KVS_FIELD_ALL, false, EMPTY)                         \
     X(STATUS, 7, "status", 0, false, STATUS)                                                       \
     X(TENANTS, 8, "tenants", KVS_FIELD_FROM, false, TENANTS)                                       \
-    X(SCRUB, 9, "scrub", KVS_FIELD_SPACE | KVS_FIELD_KEY, false, EMPTY)
+    X(SCRUB, 9, "scrub", KVS_FIELD_SPACE | KVS_FIELD_KEY, false, EMPTY)                            \
+    /* of a space: no layout, no lineage: of all */                                                \
+    X(LIST, 10, "list", KVS_FIELD_SPACE | KVS_FIELD_PLACE, false, LIST)
 
 enum kvs_question {
 #define X(name, type, label, fields, body, answer) KVS_ASK_##name = (type),
@@ -91,6 +97,8 @@ struct kvs_ask {
     uint64_t len;
     bool all_of_instance;
     uint32_t from;
+    struct kvs_list_place place;
+    uint32_t max;
     uint32_t nkeys; /* KEY: 1 */
     struct kvs_core_key keys[KVS_WIRE_ITEMS_MAX];
 };
@@ -138,5 +146,11 @@ struct kvs_wire_tenants {
 void kvs_tenants_pack(struct kvb_writer *out, const struct kvs_wire_tenants *tenants);
 KVB_MUST_USE kvb_status_t kvs_tenants_unpack(struct kvb_span in, struct kvs_wire_tenants *tenants);
 #define KVS_TENANTS_WIRE_MAX (8u + KVS_WIRE_TENANTS_MAX * (4u + KVS_WIRE_TENANT_MAX + 40u))
+
+/* Reads at most max. */
+void kvs_list_pack(struct kvb_writer *out, const struct kvs_list *list);
+KVB_MUST_USE kvb_status_t kvs_list_unpack(struct kvb_span in, struct kvs_list *list);
+#define KVS_LISTED_WIRE_MAX (4u + KVS_WIRE_LAYOUT_MAX + 16u + 4u + KVS_CORE_KEY_MAX + 17u)
+#define KVS_LIST_WIRE_MAX   (17u + KVS_LIST_MAX * KVS_LISTED_WIRE_MAX)
 
 #endif

@@ -91,7 +91,14 @@ class Cluster(harness.Case):
                          {"store-0": "ok", "store-1": "not_found", "near": "not_found"})
         lineage = far.instance("b")["lineage"]["id"]
         self.assertEqual(far.get(f"/v1/kvplane/objects?key={stored['key']}")[1]["lineage"], lineage)
+        self.assertEqual(len(self.listed(far, 7)), objects, "a node says once what it has")
+        self.assertIn({**{k: stored[k] for k in ("tenant", "layout", "lineage", "key", "group",
+                                                 "part", "bytes")},
+                       "pin": "none", "node": "store-0"}, self.listed(far, 1000))
         stores[1].popen.send_signal(signal.SIGSTOP)
+        _, page = far.get("/v1/kvplane/objects?namespace=default&limit=1000")
+        self.assertEqual(page["silent"], [{"node": "store-1", "result": "timeout"}])
+        self.assertEqual({row["node"] for row in page["objects"]}, {"near", "store-0"})
         code, part = far.post(f"/v1/kvplane/objects/remove?{where}&force=true")
         stores[1].popen.send_signal(signal.SIGCONT)
         self.assertEqual((code, part["nodes_silent"]), (503, 1), part)
@@ -106,6 +113,18 @@ class Cluster(harness.Case):
         self.assertEqual(removed, {"status": "removed", "removed": there, "kept": 0})
         self.assertEqual(stores[0].metric("kvplane_store_objects"), 0)
         self.clean(a, b, near, far, *stores)
+
+    def listed(self, daemon, limit):
+        """All objects of the default tenant, by pages of so many."""
+        rows, path = [], f"/v1/kvplane/objects?namespace=default&limit={limit}"
+        cursor = ""
+        while cursor is not None:
+            code, page = daemon.get(path + cursor)
+            self.assertEqual((code, page["nodes_silent"]), (200, 0), page)
+            self.assertLessEqual(len(page["objects"]), limit)
+            rows += page["objects"]
+            cursor = page["next"] and f"&cursor={page['next']}"
+        return rows
 
     def test_b42_a_store_that_was_killed_and_came_back_takes_puts_again(self):
         etcd = self.etcd()

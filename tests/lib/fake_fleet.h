@@ -86,6 +86,13 @@ struct kvp_cluster {
     char quota_tenant[KVB_NAME_MAX];
     uint64_t quota_bytes;
     struct kvs_coord_request *quota_request;
+    /* what each of the nodes says when it is listed: OK, with so many objects (keys "node/number",
+     * numbered by place.object, 3 to a step), or a failure; IN_PROGRESS: list_ask is to be ended */
+    kvb_status_t list_status[4];
+    uint32_t list_objects[4];
+    struct kvp_cluster_list *list_ask;
+    uint32_t nlists;
+    struct kvs_list asked_list; /* of the last one: what was asked */
 };
 /* Answers every question. */
 void fake_cluster_finish(struct kvp_cluster *cluster);

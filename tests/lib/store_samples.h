@@ -20,6 +20,7 @@ enum store_codec {
     STORE_len,
     STORE_status,
     STORE_tenants,
+    STORE_list,
     STORE_CODECS
 };
 #define STORE_ITEMS 3u /* items of the answers that are made and read here */
@@ -33,6 +34,7 @@ static inline void store_sample(enum store_codec codec, struct kvb_writer *out)
 {
     static struct kvs_ask ask;
     static struct kvs_wire_tenants tenants;
+    static struct kvs_list list;
     const struct kvs_wire_item items[STORE_ITEMS] = {
         {KVB_OK, 4096}, {KVB_ERR_NOT_FOUND, 0}, {KVB_ERR_BUSY, UINT64_MAX}};
     ask = (struct kvs_ask){
@@ -44,6 +46,8 @@ static inline void store_sample(enum store_codec codec, struct kvb_writer *out)
         .len = 1 << 20,
         .all_of_instance = true,
         .from = 7,
+        .place = {8, 9, 10},
+        .max = KVS_LIST_MAX,
         .nkeys = 3,
         .keys = {{store_span_("k"), 0, 1}, {store_span_("a/b"), 2, 3}, {store_span_("k"), 0, 1}},
     };
@@ -64,6 +68,12 @@ static inline void store_sample(enum store_codec codec, struct kvb_writer *out)
         tenants.at[1] = (struct kvs_wire_tenant){"b/c", {5, 6, 7, 8, 9}};
         kvs_tenants_pack(out, &tenants);
         break;
+    case STORE_list:
+        list = (struct kvs_list){.more = true, .place = {1, 2, 3}, .n = 2};
+        list.at[0] = (struct kvs_listed){"l/m", {{1, 2}}, "key", 3, 4, 5, 6, KVS_PIN_SOFT};
+        list.at[1] = (struct kvs_listed){"", {{7, 8}}, "k", 1, 0, 0, 1, KVS_PIN_NONE};
+        kvs_list_pack(out, &list);
+        break;
     default:
         kvs_ask_pack(out, (enum kvs_question)(codec + 1), &ask);
     }
@@ -75,6 +85,7 @@ static inline kvb_status_t store_reencode(enum store_codec codec, struct kvb_spa
 {
     static struct kvs_ask ask;
     static struct kvs_wire_tenants tenants;
+    static struct kvs_list list = {.max = STORE_ITEMS};
     struct kvs_wire_item items[STORE_ITEMS];
     struct kvs_wire_status wire;
     uint64_t len;
@@ -102,6 +113,12 @@ static inline kvb_status_t store_reencode(enum store_codec codec, struct kvb_spa
         status = kvs_tenants_unpack(in, &tenants);
         if (status == KVB_OK) {
             kvs_tenants_pack(again, &tenants);
+        }
+        return status;
+    case STORE_list:
+        status = kvs_list_unpack(in, &list);
+        if (status == KVB_OK) {
+            kvs_list_pack(again, &list);
         }
         return status;
     default:

@@ -28,6 +28,8 @@ const BEFORE = {
 // They come first, while there are objects, and last, for then there is no store.
 const FIRST = ['get_object', 'pin_object', 'remove_object', 'list_events'];
 const LAST = ['drain'];
+// Where what some parameters say leaves no sense to others: asked without each of these.
+const WITHOUT = { get_object: [['namespace', 'limit', 'cursor'], ['key', 'tenant', 'instance', 'group', 'part']] };
 // Members whose names are names of something: any may be there.
 const MAPS = new Set(['tags', 'held']);
 // Members that come and go with what runs meanwhile: an example may have them when an answer has not.
@@ -70,6 +72,7 @@ async function find_objects() {
 async function live(operation) {
     switch (operation.id) {
     case 'get_object':
+        return { ...objects[0], namespace: objects[0].tenant };
     case 'pin_object':
         return objects[0];
     case 'remove_object':
@@ -98,7 +101,8 @@ async function next_page(base, operation) {
     if (!(operation.spec.parameters ?? []).some((p) => p.$ref?.endsWith('/cursor'))) {
         return {};
     }
-    const { next } = JSON.parse((await ask(base, 'GET', `${operation.path}?limit=1`)).body);
+    const namespace = operation.id === 'get_object' ? `&namespace=${objects[0].tenant}` : '';
+    const { next } = JSON.parse((await ask(base, 'GET', `${operation.path}?limit=1${namespace}`)).body);
     return next === null ? {} : { cursor: next };
 }
 
@@ -146,8 +150,14 @@ function needs_body(contract, operation) {
     return body?.required || (body && !contract.examples(body.content['application/json']).some((e) => Object.keys(e).length === 0));
 }
 
+// A store node's lists nothing.
+function ways(operation) {
+    const both = (operation.spec.parameters ?? []).some((p) => p.$ref?.endsWith('/namespace'));
+    return both ? WITHOUT[operation.id] : [['namespace']];
+}
+
 // One request; everything that is wrong with its answer. alike: it is to look like an example of an answer.
-async function run(base, contract, operation, all, body) {
+async function run(base, contract, operation, all, body, without = []) {
     for (const before of base === daemon ? BEFORE[operation.id] ?? [] : []) {
         await done(base, before);
     }
@@ -155,7 +165,8 @@ async function run(base, contract, operation, all, body) {
     const paths = Object.fromEntries(given.filter((p) => p.in === 'path').map((p) => [p.name, p.example]));
     const known = { ...await live(operation), ...(all ? await next_page(base, operation) : {}) };
     const more = given.filter((p) => p.in === 'query' && (all));
-    const sent = { ...Object.fromEntries(more.map((p) => [p.name, p.example])), ...known };
+    const sent = Object.fromEntries(Object.entries({ ...Object.fromEntries(more.map((p) => [p.name, p.example])), ...known })
+        .filter(([name]) => !without.includes(name)));
     const target = target_of(operation, paths, sent);
     const to = operation.id === 'cancel_operation' ? busy : base;
     const answer = await ask(to, operation.method, target, body);
@@ -214,14 +225,18 @@ for (const turn of [0, 1, 2]) {
                 if (example === undefined && needs_body(contract, operation)) {
                     continue;
                 }
-                await run(base, contract, operation, false, example);
-                await restore();
+                for (const without of ways(operation)) {
+                    await run(base, contract, operation, false, example, without);
+                    await restore();
+                }
             }
             if (LAST.includes(operation.id)) {
                 continue; // nobody is there for a second time
             }
-            await run(base, contract, operation, true, body && contract.examples(body)[0]);
-            await restore();
+            for (const without of ways(operation)) {
+                await run(base, contract, operation, true, body && contract.examples(body)[0], without);
+                await restore();
+            }
         }
     }
 }

@@ -92,6 +92,7 @@ struct remote {
     struct kvs_way_status ways[KVS_WAYS_MAX];
     uint32_t nways;
     struct kvs_remote_tenants *ask;
+    struct kvs_remote_list *list_ask;
 };
 static uint32_t nremotes; /* that exist */
 static uint32_t ncreated;
@@ -129,7 +130,7 @@ kvb_status_t kvs_remote_create(const struct kvs_remote_config *config, struct kv
 void kvs_remote_destroy(struct kvs_node *node)
 {
     struct remote *remote = (struct remote *)node;
-    cr_assert_null(remote->ask, "a question is under way");
+    cr_assert(remote->ask == NULL && remote->list_ask == NULL, "a question is under way");
     nremotes--;
     free(remote);
 }
@@ -159,6 +160,14 @@ kvb_status_t kvs_remote_tenants(struct kvs_node *node, uint64_t deadline_ns,
         return ask_status;
     }
     ((struct remote *)node)->ask = ask;
+    return KVB_OK;
+}
+
+kvb_status_t kvs_remote_list(struct kvs_node *node, uint64_t deadline_ns,
+                             struct kvs_remote_list *ask)
+{
+    (void)deadline_ns;
+    ((struct remote *)node)->list_ask = ask;
     return KVB_OK;
 }
 
@@ -291,6 +300,15 @@ void kvs_share_stats(struct kvs_share *s, struct kvs_share_stats *stats_p)
 {
     (void)s;
     *stats_p = share_stats;
+}
+
+static uint32_t nlists;
+
+void kvs_share_list(struct kvs_share *s, struct kvs_list *list)
+{
+    cr_assert_eq(s, share);
+    list->n = 0;
+    nlists++;
 }
 
 void kvs_share_each_tenant(struct kvs_share *s,
@@ -743,6 +761,44 @@ Test(cluster, a_node_that_left_is_kept_while_it_is_asked)
     remote_answer(a, KVB_OK, "t", 5, 2);
     cr_expect_eq(nremotes, 1, "not destroyed inside its own callback");
     cr_expect_eq(gathered.done, 1);
+    sim_advance(&sim, 1);
+    cr_expect_eq(nremotes, 0);
+}
+
+static uint32_t nlisted;
+static kvb_status_t listed_status;
+
+static void on_listed(struct kvp_cluster_list *ask, kvb_status_t status)
+{
+    (void)ask;
+    nlisted++;
+    listed_status = status;
+}
+
+Test(cluster, objects_are_asked_of_one_node_which_is_kept_meanwhile)
+{
+    static struct kvs_list list = {.tenant = "t", .max = 1};
+    struct kvp_cluster_list ask = {.done = on_listed, .list = &list};
+    make(true, true);
+    tell("a", "a:1", 50, 9, false);
+    struct remote *a = last_remote;
+    cr_assert_eq(kvp_cluster_ask_list(cluster, "nobody", 1, &ask), KVB_ERR_NOT_FOUND);
+    cr_assert_eq(kvp_cluster_ask_list(cluster, "own", 1, &ask), KVB_OK);
+    cr_expect_eq(nlisted, 0, "not inside the call");
+    sim_advance(&sim, 1);
+    cr_expect_eq(nlisted, 1);
+    cr_expect_eq(nlists, 1, "of the own share");
+    cr_assert_eq(kvp_cluster_ask_list(cluster, "a", 1, &ask), KVB_OK);
+    watch->node_gone(watch_ctx, "a");
+    finish_removals();
+    sim_advance(&sim, 1);
+    struct kvs_remote_list *asked = a->list_ask;
+    cr_assert_eq(asked->list, &list);
+    a->list_ask = NULL;
+    asked->done(asked, KVB_ERR_TIMEOUT);
+    cr_expect_eq(nremotes, 1, "not destroyed inside its own callback");
+    cr_expect_eq(nlisted, 2);
+    cr_expect_eq(listed_status, KVB_ERR_TIMEOUT);
     sim_advance(&sim, 1);
     cr_expect_eq(nremotes, 0);
 }

@@ -330,3 +330,154 @@ Test(objects, what_is_no_list_of_keys_is_400_and_nobody_is_asked)
     }
     json_decref(keys);
 }
+
+/* ---- lists ---- */
+
+/* Page after page; " key key …", and what was silent as " !node=result". */
+static void list_pages(const char *query, unsigned limit, char *keys, size_t cap)
+{
+    char next[KVP_CURSOR_MAX + 32] = "";
+    keys[0] = '\0';
+    do {
+        struct asked asked;
+        char whole[KVP_CURSOR_MAX + 256];
+        size_t i;
+        const json_t *row;
+        snprintf(whole, sizeof whole, "%s&limit=%u%s", query, limit, next);
+        submit(&asked, KVP_ROUTE_get_object, whole);
+        sim_advance(&sim, 10);
+        cr_assert_eq(asked.replies, 1);
+        cr_assert_eq(asked.code, 200, "%s", whole);
+        const json_t *objects = json_object_get(asked.body, "objects");
+        cr_expect_leq(json_array_size(objects), limit);
+        json_array_foreach(objects, i, row)
+        {
+            uint8_t key[64];
+            size_t len;
+            size_t used = strlen(keys);
+            cr_assert(kvp_hex_read(json_string_value(json_object_get(row, "key")), key, sizeof key,
+                                   &len));
+            snprintf(keys + used, cap - used, " %.*s", (int)len, (const char *)key);
+        }
+        const json_t *silent = json_object_get(asked.body, "silent");
+        cr_expect_eq(json_integer_value(json_object_get(asked.body, "nodes_silent")),
+                     json_array_size(silent));
+        json_array_foreach(silent, i, row)
+        {
+            size_t used = strlen(keys);
+            snprintf(keys + used, cap - used, " !%s=%s",
+                     json_string_value(json_object_get(row, "node")),
+                     json_string_value(json_object_get(row, "result")));
+        }
+        const char *cursor = json_string_value(json_object_get(asked.body, "next"));
+        cr_assert_not_null(json_object_get(asked.body, "next"));
+        next[0] = '\0';
+        if (cursor != NULL) {
+            snprintf(next, sizeof next, "&cursor=%s", cursor);
+        }
+        json_decref(asked.body);
+    } while (next[0] != '\0');
+}
+
+Test(objects, a_namespace_is_listed_page_by_page_over_all_nodes)
+{
+    static const struct kvs_node_record shuffled[] = {
+        {.name = "n2"}, {.name = "n0"}, {.name = "n1"}};
+    char keys[512];
+    for (uint32_t i = 0; i < NODES; i++) {
+        cluster.nodes[i].record = &shuffled[i];
+        cluster.list_objects[i] = 4 - i;
+    }
+    for (unsigned limit = 1; limit <= 12; limit++) {
+        list_pages("namespace=t", limit, keys, sizeof keys);
+        cr_expect_str_eq(keys, " n0/0 n0/1 n0/2 n1/0 n1/1 n2/0 n2/1 n2/2 n2/3", "by %u", limit);
+    }
+    list_pages("namespace=t&layout=m&" LINEAGE, 5, keys, sizeof keys);
+    cr_expect_str_eq(cluster.asked_list.tenant, "t");
+    cr_expect_str_eq(cluster.asked_list.layout, "m");
+    cr_expect_eq(cluster.asked_list.lineage.id.lo, 1);
+
+    struct asked asked;
+    submit(&asked, KVP_ROUTE_get_object, "namespace=t&limit=1");
+    json_t *want = json_loads(
+        "{\"namespace\":\"t\",\"objects\":[{\"key\":\"6e302f30\",\"tenant\":\"t\",\"layout\":"
+        "\"l\",\"lineage\":\"00000000000000000000000000000000\",\"group\":0,\"part\":0,\"bytes\":"
+        "7,\"pin\":\"soft\",\"node\":\"n0\"}],\"silent\":[],\"nodes_silent\":0,"
+        "\"next\":\"objects:n0/0.0.1\"}",
+        0, NULL);
+    cr_expect(json_equal(want, asked.body));
+    json_decref(want);
+    json_decref(asked.body);
+    cluster.nnodes = 0;
+    list_pages("namespace=t", 5, keys, sizeof keys);
+    cr_expect_str_eq(keys, "");
+}
+
+Test(objects, a_node_that_does_not_answer_is_named_in_the_list_and_the_rest_is_there)
+{
+    char keys[512];
+    for (uint32_t i = 0; i < NODES; i++) {
+        cluster.list_objects[i] = 2;
+    }
+    cluster.list_status[1] = KVB_ERR_UNAVAILABLE;
+    list_pages("namespace=t", 10, keys, sizeof keys);
+    cr_expect_str_eq(keys, " n0/0 n0/1 n2/0 n2/1 !n1=unavailable");
+    struct asked asked; /* it answers in the end that it did not */
+    cluster.list_status[1] = KVB_IN_PROGRESS;
+    submit(&asked, KVP_ROUTE_get_object, "namespace=t");
+    cr_expect_eq(asked.replies, 0);
+    cluster.list_ask->done(cluster.list_ask, KVB_ERR_TIMEOUT);
+    cr_assert_eq(asked.replies, 1);
+    cr_expect_eq(json_array_size(json_object_get(asked.body, "objects")), 4);
+    cr_expect(json_is_null(json_object_get(asked.body, "next")));
+    json_decref(asked.body);
+    /* and where the time is over, the page ends; the next one goes on behind it */
+    submit(&asked, KVP_ROUTE_get_object, "namespace=t");
+    sim_advance(&sim, 2000);
+    cluster.list_ask->done(cluster.list_ask, KVB_ERR_TIMEOUT);
+    cr_assert_eq(asked.replies, 1);
+    cr_expect_eq(json_array_size(json_object_get(asked.body, "objects")), 2);
+    cr_expect_str_eq(json_string_value(json_object_get(asked.body, "next")), "objects:n2/0.0.0");
+    json_decref(asked.body);
+}
+
+Test(objects, a_list_that_is_open_at_the_end_is_answered_once_and_ended)
+{
+    struct asked asked;
+    cluster.list_status[0] = KVB_IN_PROGRESS;
+    submit(&asked, KVP_ROUTE_get_object, "namespace=t");
+    cr_expect_not(kvp_control_quiet(control));
+    quiets = 0;
+    kvp_control_close(control);
+    cr_expect_eq(asked.replies, 1);
+    cr_expect_eq(asked.code, 503);
+    json_decref(asked.body);
+    uint32_t asked_so_far = cluster.nlists;
+    cluster.list_ask->done(cluster.list_ask, KVB_OK);
+    cr_expect_eq(cluster.nlists, asked_so_far, "nobody else is asked for it");
+    cr_expect(kvp_control_quiet(control));
+    cr_expect_eq(quiets, 1);
+    cr_expect_eq(asked.replies, 1);
+}
+
+Test(objects, what_is_no_place_in_a_list_is_400)
+{
+    static const char *const wrong[] = {
+        "cursor=nodes:n0",
+        "cursor=objects:n0",
+        "cursor=objects:n0/1.2",
+        "cursor=objects:n0/a.b.c",
+        "cursor=objects:n0/1.2.3.4",
+        "cursor=objects:/1.2.3",
+        "key=6b31",
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char query[128];
+        snprintf(query, sizeof query, "namespace=t&%s", wrong[i]);
+        cr_expect_eq(ask(KVP_ROUTE_get_object, query, said, NULL), 400, "%s", wrong[i]);
+    }
+    cr_expect_eq(cluster.nlists, 0);
+    char keys[64];
+    list_pages("namespace=t&cursor=objects:n1/0.0.0", 5, keys, sizeof keys);
+    cr_expect_eq(cluster.nlists, 2, "n0 is behind it");
+}

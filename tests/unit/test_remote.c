@@ -940,6 +940,86 @@ Test(remote, a_node_cannot_make_a_list_of_tenants_go_on_for_ever)
     }
 }
 
+struct object_list {
+    struct kvs_remote_list ask;
+    struct kvs_list list;
+    bool done;
+    kvb_status_t status;
+};
+
+static void on_objects(struct kvs_remote_list *ask, kvb_status_t status)
+{
+    struct object_list *objects = kvb_container_of(ask, struct object_list, ask);
+    objects->status = status;
+    objects->done = true;
+}
+
+static kvb_status_t list_objects(struct test_store *store, struct object_list *objects)
+{
+    objects->ask = (struct kvs_remote_list){.done = on_objects, .list = &objects->list};
+    objects->done = false;
+    cr_assert_eq(kvs_remote_list(store->node, sim_in_ms(&store->sim, 1000), &objects->ask), KVB_OK);
+    cr_assert(!objects->done);
+    cr_assert(sim_run_until_true(&store->sim, &objects->done, 2000));
+    return objects->status;
+}
+
+Test(remote, its_objects_are_listed_part_by_part)
+{
+    static struct object_list objects;
+    struct test_store store;
+    uint32_t n = 0;
+    test_store_open(&store, &config, false);
+    for (uint64_t k = 0; k < 20; k++) {
+        cr_assert_eq(test_put(&store, &k, sizeof k, 64, 1), KVB_OK);
+    }
+    strcpy(objects.list.tenant, store.space.tenant);
+    objects.list.max = 6;
+    do {
+        cr_assert_eq(list_objects(&store, &objects), KVB_OK);
+        for (uint32_t i = 0; i < objects.list.n; i++) {
+            cr_expect_str_eq(objects.list.at[i].layout, store.space.layout);
+            cr_expect(kvb_id_equal(objects.list.at[i].lineage.id, store.lineage.id));
+            cr_expect_eq(objects.list.at[i].len, 64);
+        }
+        n += objects.list.n;
+    } while (objects.list.more);
+    cr_expect_eq(n, 20);
+    objects.list.place = (struct kvs_list_place){0};
+    strcpy(objects.list.tenant, "nobody");
+    cr_assert_eq(list_objects(&store, &objects), KVB_OK);
+    cr_expect_eq(objects.list.n, 0);
+    cr_expect_not(objects.list.more);
+    static const struct { /* an answer of a node that lies, and what becomes of it */
+        uint32_t n;
+        kvb_status_t status;
+    } lies[] = {{6, KVB_OK}, {7, KVB_ERR_PROTOCOL}};
+    for (int i = 0; i < 2; i++) {
+        static struct kvs_list said;
+        struct kvb_writer page;
+        said = (struct kvs_list){.n = lies[i].n, .place = {9, 9, 9}};
+        for (uint32_t k = 0; k < said.n; k++) {
+            said.at[k].key_len = 1;
+        }
+        kvb_writer_init(&page, 4096);
+        kvs_list_pack(&page, &said);
+        fake_tcp.lie = page.data;
+        fake_tcp.lie_len = (uint32_t)page.len;
+        fake_tcp.lie_type = KVS_ASK_LIST;
+        fake_tcp.lies_after = 0;
+        fake_tcp.lies = 1;
+        objects.list.place = (struct kvs_list_place){1, 2, 3};
+        cr_expect_eq(list_objects(&store, &objects), lies[i].status);
+        cr_expect_eq(objects.list.place.shard, lies[i].status == KVB_OK ? 9 : 1);
+        kvb_writer_cleanup(&page);
+    }
+    kill_node(&store);
+    sim_settle(&store.sim);
+    cr_expect_eq(list_objects(&store, &objects), KVB_ERR_UNAVAILABLE);
+    start_node(&store, 3);
+    test_store_close(&store);
+}
+
 Test(remote, destroying_it_ends_what_nobody_waits_for)
 {
     struct test_store store;

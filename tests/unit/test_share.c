@@ -255,6 +255,135 @@ Test(share, a_pattern_that_is_long_to_compare_makes_its_steps_short)
 /* ---- events ---- */
 
 /* The store's own share has no events: puts go to one that has, by its index alone. */
+/* ---- lists ---- */
+
+/* Every step of a list; how often each key, a number, was met. */
+static uint32_t list_all(struct test_store *store, struct kvs_list *list, uint32_t *met, uint64_t n,
+                         void (*between)(struct test_store *store))
+{
+    uint32_t total = 0;
+    list->place = (struct kvs_list_place){0};
+    do {
+        kvs_share_list(store->share, list);
+        cr_assert_leq(list->n, list->max);
+        for (uint32_t i = 0; i < list->n; i++) {
+            uint64_t key;
+            cr_assert_eq(list->at[i].key_len, sizeof key);
+            memcpy(&key, list->at[i].key, sizeof key);
+            cr_assert_lt(key, n);
+            met[key]++;
+        }
+        total += list->n;
+        if (between != NULL) {
+            between(store);
+        }
+    } while (list->more);
+    return total;
+}
+
+Test(share, a_list_has_the_tenant_s_objects_once_by_any_number_of_them)
+{
+    static struct kvs_list list;
+    static uint32_t met[1000];
+    struct test_store store;
+    open_store(&store, 3);
+    for (uint64_t k = 0; k < 600; k++) {
+        strcpy(store.space.tenant, k % 3 == 0 ? "u" : "t");
+        strcpy(store.space.layout, k % 2 == 0 ? "l" : "m");
+        store.lineage.id.lo = k % 4;
+        cr_assert_eq(test_put(&store, &k, sizeof k, 64, 1), KVB_OK);
+    }
+    store.lineage.id.lo = 4;
+    struct kvb_lineage retired = store.lineage;
+    uint64_t gone = 600;
+    cr_assert_eq(test_put(&store, &gone, sizeof gone, 64, 1), KVB_OK);
+    kvs_share_retire(store.share, &retired, 1);
+    for (list.max = 1; list.max <= KVS_LIST_MAX; list.max += list.max < 5 ? 1 : 83) {
+        memset(met, 0, sizeof met);
+        strcpy(list.tenant, "t");
+        cr_assert_eq(list_all(&store, &list, met, 600, NULL), 400, "by %u", list.max);
+        for (uint64_t k = 0; k < 600; k++) {
+            cr_assert_eq(met[k], k % 3 != 0, "%lu by %u", k, list.max);
+        }
+    }
+    list.max = 7;
+    strcpy(list.layout, "m");
+    cr_assert_eq(list_all(&store, &list, met, 600, NULL), 200, "of a layout");
+    cr_assert_str_eq(list.at[0].layout, "m");
+    list.lineage = store.lineage;
+    cr_assert_eq(list_all(&store, &list, met, 600, NULL), 0);
+    list.layout[0] = '\0';
+    list.lineage.id.lo = 1;
+    cr_assert_eq(list_all(&store, &list, met, 600, NULL), 100, "of a lineage");
+    cr_assert(kvb_id_equal(list.at[0].lineage.id, list.lineage.id));
+    strcpy(list.tenant, "nobody");
+    cr_assert_eq(list_all(&store, &list, met, 600, NULL), 0);
+    test_store_close(&store);
+}
+
+static uint64_t nput;
+
+static void put_some(struct test_store *store)
+{
+    for (uint64_t i = 0; i < 200 && nput < 6000; i++, nput++) {
+        cr_assert_eq(test_put(store, &nput, sizeof nput, 8, 1), KVB_OK);
+        uint64_t old = 2 * i;
+        if (nput % 2 == 0) { /* and some go that were there */
+            struct test_job job;
+            test_job_add(test_job_init(&job, store, KVS_REMOVE), store, &old, sizeof old, 0, 1);
+            test_job_run(&job, store);
+        }
+    }
+}
+
+Test(share, a_list_misses_nothing_that_is_there_all_the_time_while_the_index_grows)
+{
+    static struct kvs_list list = {.tenant = "t", .max = 50};
+    static uint32_t met[6000];
+    struct test_store store;
+    open_store(&store, 1);
+    for (nput = 0; nput < 3000; nput++) {
+        cr_assert_eq(test_put(&store, &nput, sizeof nput, 8, 1), KVB_OK);
+    }
+    (void)list_all(&store, &list, met, 6000, put_some);
+    cr_assert_eq(nput, 6000);
+    for (uint64_t k = 0; k < 3000; k++) {
+        cr_assert(met[k] > 0 || (k < 400 && k % 2 == 0), "%lu", k);
+    }
+    test_store_close(&store);
+}
+
+Test(share, a_list_goes_in_bounded_steps_and_takes_any_place)
+{
+    static struct kvs_list list = {.tenant = "t", .max = KVS_LIST_MAX};
+    struct test_store store;
+    uint32_t steps = 0;
+    open_store(&store, 2);
+    strcpy(store.space.tenant, "other");
+    for (uint64_t k = 0; k < 12000; k++) {
+        cr_assert_eq(test_put(&store, &k, sizeof k, 8, 1), KVB_OK);
+    }
+    strcpy(store.space.tenant, "t");
+    cr_assert_eq(test_put(&store, "0123", 4, 8, 1), KVB_OK);
+    uint32_t n = 0;
+    do {
+        kvs_share_list(store.share, &list);
+        n += list.n;
+        steps++;
+    } while (list.more);
+    cr_assert_eq(n, 1);
+    cr_assert_gt(steps, 3, "also where nothing is found");
+    static const struct kvs_list_place places[] = {
+        {2, 0, 0}, {UINT32_MAX, 1, 1}, {1, UINT32_MAX, 0}};
+    for (int i = 0; i < 3; i++) {
+        list.place = places[i];
+        kvs_share_list(store.share, &list);
+        cr_assert_eq(list.n, 0);
+        cr_assert_not(list.more);
+    }
+    test_store_close(&store);
+}
+
 static struct kvs_core_where where_of(struct kvs_share *share, const struct kvs_space *space)
 {
     struct kvs_core_where where = {.lineage = {{5, 6}}};

@@ -136,6 +136,14 @@ Test(store_wire, each_field_has_its_limits)
     cr_assert_eq(travel(KVS_ASK_EXISTS), KVB_ERR_PROTOCOL, "about nothing");
     ask.pin = (enum kvs_pin)3;
     cr_assert_eq(travel(KVS_ASK_PUT), KVB_ERR_PROTOCOL, "a pin there is not");
+
+    good();
+    ask.max = 1;
+    cr_assert_eq(travel(KVS_ASK_LIST), KVB_OK);
+    ask.max = 0;
+    cr_assert_eq(travel(KVS_ASK_LIST), KVB_ERR_PROTOCOL, "none");
+    ask.max = KVS_LIST_MAX + 1;
+    cr_assert_eq(travel(KVS_ASK_LIST), KVB_ERR_PROTOCOL, "more than there is room for");
 }
 
 Test(store_wire, more_keys_than_one_step_does_are_refused)
@@ -227,5 +235,37 @@ Test(store_wire, the_sizes_that_the_header_gives_are_right)
     kvb_writer_init(&out, 1 << 20);
     kvs_tenants_pack(&out, &tenants);
     cr_assert_eq(out.len, KVS_TENANTS_WIRE_MAX);
+    kvb_writer_cleanup(&out);
+}
+
+Test(store_wire, a_list_is_read_only_as_far_as_there_is_room_and_sense)
+{
+    static struct kvs_list list, got;
+    struct kvb_writer out;
+    list.n = KVS_LIST_MAX;
+    for (uint32_t i = 0; i < list.n; i++) {
+        memset(list.at[i].layout, 'x', KVS_WIRE_LAYOUT_MAX);
+        list.at[i].key_len = KVS_CORE_KEY_MAX;
+        list.at[i].len = KVS_CORE_VALUE_MAX;
+    }
+    kvb_writer_init(&out, 1 << 20);
+    kvs_list_pack(&out, &list);
+    cr_assert_eq(out.len, KVS_LIST_WIRE_MAX);
+    got.max = KVS_LIST_MAX;
+    cr_assert_eq(kvs_list_unpack((struct kvb_span){out.data, out.len}, &got), KVB_OK);
+    got.max = KVS_LIST_MAX - 1;
+    cr_assert_eq(kvs_list_unpack((struct kvb_span){out.data, out.len}, &got), KVB_ERR_PROTOCOL);
+    got.max = KVS_LIST_MAX;
+    list.at[3].key_len = 0;
+    out.len = 0;
+    kvs_list_pack(&out, &list);
+    cr_assert_eq(kvs_list_unpack((struct kvb_span){out.data, out.len}, &got), KVB_ERR_PROTOCOL,
+                 "no key");
+    list.at[3].key_len = 1;
+    list.at[3].len = KVS_CORE_VALUE_MAX + 1;
+    out.len = 0;
+    kvs_list_pack(&out, &list);
+    cr_assert_eq(kvs_list_unpack((struct kvb_span){out.data, out.len}, &got), KVB_ERR_PROTOCOL,
+                 "longer than there is");
     kvb_writer_cleanup(&out);
 }

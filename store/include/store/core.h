@@ -268,6 +268,27 @@ struct kvs_core_sweep {
 bool kvs_core_sweep(struct kvs_core *core, uint64_t now_ns, struct kvs_core_sweep *sweep);
 
 /*
+ * Walks the objects of a tenant that can be found, as many as `budget` allows; true: not through
+ * yet, and `bucket` and `object` say from where to go on, as long as it takes and whatever happens
+ * meanwhile. One that is there all the time is met; twice, if the index has grown.
+ */
+struct kvs_core_listed {
+    uint32_t space;
+    struct kvb_lineage lineage;
+    struct kvs_core_key key; /* valid during the call */
+    uint64_t len;
+    enum kvs_pin pin;
+};
+struct kvs_core_list {
+    uint32_t tenant;
+    uint32_t budget; /* of this call: a bucket takes one off, and an object at most two */
+    /* Must not call into the core; may take off the budget. */
+    void (*each)(struct kvs_core_list *list, const struct kvs_core_listed *listed);
+    uint32_t bucket, object; /* 0 at first */
+};
+bool kvs_core_list(const struct kvs_core *core, struct kvs_core_list *list);
+
+/*
  * These miss at once and cost the same for ten objects and ten million; the space follows by
  * reclaim, or under the next puts. Attempts begun before answer FENCED at commit. Pins and holds
  * count for nothing; tickets keep their object's space (not the object) to their end.

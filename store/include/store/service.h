@@ -99,7 +99,7 @@ struct kvs_remote_config {
  * processes. INVALID (an address), NO_MEMORY, and what else a carrier says. */
 KVB_MUST_USE kvb_status_t kvs_remote_create(const struct kvs_remote_config *config,
                                             struct kvs_node **node_p);
-/* No call and no question about tenants in flight; NULL: nothing. */
+/* No call and no question about tenants or objects in flight; NULL: nothing. */
 void kvs_remote_destroy(struct kvs_node *node);
 /* One of its ways, numbered as in its config. False: no such. */
 struct kvs_way_status {
@@ -130,5 +130,16 @@ struct kvs_remote_tenants {
 /* NO_MEMORY: done does not come. */
 KVB_MUST_USE kvb_status_t kvs_remote_tenants(struct kvs_node *node, uint64_t deadline_ns,
                                              struct kvs_remote_tenants *ask);
+
+/* As kvs_share_list() on that node. done comes once, later, with OK, UNAVAILABLE, TIMEOUT,
+ * PROTOCOL, UNSUPPORTED (it is of an earlier version) or NO_MEMORY; but for OK what was asked is as
+ * it was. */
+struct kvs_remote_list {
+    void (*done)(struct kvs_remote_list *ask, kvb_status_t status);
+    struct kvs_list *list; /* borrowed until done */
+};
+/* NO_MEMORY: done does not come. */
+KVB_MUST_USE kvb_status_t kvs_remote_list(struct kvs_node *node, uint64_t deadline_ns,
+                                          struct kvs_remote_list *ask);
 
 #endif

@@ -67,6 +67,38 @@ struct kvs_sweep {
 };
 bool kvs_share_sweep(struct kvs_share *share, uint64_t now_ns, struct kvs_sweep *sweep);
 
+/*
+ * A part of a tenant's objects: a bounded step over the index from `place` on, at most as many as
+ * there is room for. One that is there all the time is met by the steps from the first place to the
+ * last, more than once only where the index grows meanwhile; what comes or goes may be met or not.
+ */
+#define KVS_LIST_MAX 256u
+struct kvs_list_place { /* zero: the beginning */
+    uint32_t shard, bucket, object;
+};
+struct kvs_listed {
+    char layout[256];
+    struct kvb_lineage lineage;
+    uint8_t key[KVS_CORE_KEY_MAX];
+    uint32_t key_len, group, part;
+    uint64_t len;
+    enum kvs_pin pin;
+};
+struct kvs_list {
+    /* asked; kept */
+    char tenant[64];
+    char layout[256];           /* "": of all layouts */
+    struct kvb_lineage lineage; /* none: of all lineages */
+    uint32_t max;               /* 1 to KVS_LIST_MAX */
+    /* asked, and then from where to go on */
+    struct kvs_list_place place;
+    /* answered */
+    bool more; /* it was not the end */
+    uint32_t n;
+    struct kvs_listed at[KVS_LIST_MAX];
+};
+void kvs_share_list(struct kvs_share *share, struct kvs_list *list);
+
 /* ---- events ---- */
 
 #define KVS_EVENTS(X)                                                                              \
