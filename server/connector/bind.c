@@ -101,6 +101,9 @@ static void lineage_call_end(struct lineage_call *call)
         KVP_LINEAGE(instance, local_reset, done.ask, done.status);
         break;
     case KVP_DO_FINGERPRINT:
+        if (done.status == KVB_ERR_NO_MEMORY) {
+            kvp_instance_schedule_reconcile(instance); /* asks again */
+        }
         KVP_LINEAGE(instance, fingerprint, done.ask, done.status, name);
         break;
     default:
@@ -129,14 +132,24 @@ static void on_rank_answer(void *arg, kvb_status_t status, const union kvp_rank_
     }
 }
 
-/* Nobody was asked: who waits for the engine's acknowledgement is told. */
-static void call_failed(struct kvp_instance *instance, enum kvp_lineage_do what)
+/* Nobody was asked: who waits for the answer is told. */
+static void call_failed(struct kvp_instance *instance, enum kvp_lineage_do what, uint32_t ask)
 {
-    if (what == KVP_DO_SEND) {
+    kvp_instance_schedule_reconcile(instance); /* asks again */
+    switch (what) {
+    case KVP_DO_SEND:
         instance->ack_status = KVB_ERR_NO_MEMORY;
         kvp_op_lineage_moved(instance);
+        break;
+    case KVP_DO_LOCAL_RESET:
+        KVP_LINEAGE(instance, local_reset, ask, KVB_ERR_NO_MEMORY);
+        break;
+    case KVP_DO_FINGERPRINT:
+        KVP_LINEAGE(instance, fingerprint, ask, KVB_ERR_NO_MEMORY, "");
+        break;
+    default:
+        KVB_UNREACHABLE("no such call");
     }
-    kvp_instance_schedule_reconcile(instance); /* asks again */
 }
 
 static void call_ranks(struct kvp_instance *instance, enum kvp_lineage_do what, uint32_t ask,
@@ -144,7 +157,7 @@ static void call_ranks(struct kvp_instance *instance, enum kvp_lineage_do what, 
 {
     struct lineage_call *call = calloc(1, sizeof *call);
     if (call == NULL) {
-        call_failed(instance, what);
+        call_failed(instance, what, ask);
         return;
     }
     call->instance = instance;
@@ -179,7 +192,7 @@ static void call_ranks(struct kvp_instance *instance, enum kvp_lineage_do what, 
         kvb_list_remove(&call->link);
         free(call->names);
         free(call);
-        call_failed(instance, what);
+        call_failed(instance, what, ask);
     }
 }
 

@@ -110,7 +110,8 @@ struct kvp_outcome {
     /*
      * OK; BUSY (409), BAD_STATE (409), TIMEOUT (503), CANCELED (409), DISCONNECTED (503), …
      * RESET: OK only if everything asked was done; BUSY: local part refused, blocks are held;
-     * UNAVAILABLE or TIMEOUT: the external part could not be done, or a member did not leave.
+     * UNAVAILABLE, TIMEOUT or NO_MEMORY: the external part could not be done, or a member did not
+     * leave.
      */
     kvb_status_t status;
     const char

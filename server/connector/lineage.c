@@ -135,7 +135,7 @@ static bool may_fingerprint(const struct kvp_lineage *l)
 {
     return l->fingerprints && !l->fingerprint_failed && l->unversioned == KVP_UNVERSIONED_OFF &&
            l->attached && l->coordinator && l->ack == KVP_ACKED && l->resident && !l->update &&
-           !l->stopped && !l->echoed;
+           !l->stopped && !l->echoed && !l->starved;
 }
 
 static bool may_reset(const struct kvp_lineage *l)
@@ -524,6 +524,13 @@ void kvp_lineage_written(struct kvp_lineage *l, const struct kvb_random *random,
     settle(l, out);
 }
 
+/* What failed is asked again when it is back; that, or the next report, is when. */
+static void note_failure(struct kvp_lineage *l, kvb_status_t status)
+{
+    l->reachable = l->reachable && status != KVB_ERR_UNAVAILABLE;
+    l->starved = l->starved || status == KVB_ERR_NO_MEMORY;
+}
+
 void kvp_lineage_fingerprint(struct kvp_lineage *l, uint32_t ask, kvb_status_t status,
                              const char *fingerprint, struct kvp_lineage_out *out)
 {
@@ -534,6 +541,8 @@ void kvp_lineage_fingerprint(struct kvp_lineage *l, uint32_t ask, kvb_status_t s
     if (status == KVB_OK && fingerprint[0] != '\0') {
         l->changed = false;
         set_name(l, KVP_NAME_FINGERPRINT, FINGERPRINT_PREFIX, fingerprint, out);
+    } else if (status == KVB_ERR_NO_MEMORY) {
+        note_failure(l, status); /* asked again */
     } else {
         l->fingerprint_failed = true;
         if (l->vouched) {
@@ -568,13 +577,6 @@ void kvp_lineage_stopped(struct kvp_lineage *l, bool stopped, struct kvp_lineage
 }
 
 /* ---- the coordinator ---- */
-
-/* What failed is asked again when it is back; that, or the next report, is when. */
-static void note_failure(struct kvp_lineage *l, kvb_status_t status)
-{
-    l->reachable = l->reachable && status != KVB_ERR_UNAVAILABLE;
-    l->starved = l->starved || status == KVB_ERR_NO_MEMORY;
-}
 
 void kvp_lineage_resolved(struct kvp_lineage *l, uint32_t ask, kvb_status_t status,
                           struct kvb_lineage lineage, const struct kvb_random *random,

@@ -939,10 +939,14 @@ static void on_moved(struct kvb_event *event)
     bool failed = instance->ack_status != KVB_OK && instance->ack_status != KVB_IN_PROGRESS;
     if (op->wait == KVP_WAIT_RETIRED) {
         if (l->retire_ask == 0) {
-            if (l->nretired > 0 || instance->retire_status != KVB_OK) {
+            kvb_status_t status = instance->retire_status;
+            if (status == KVB_OK && l->nretired > 0) { /* nobody was asked */
+                status = l->starved ? KVB_ERR_NO_MEMORY : KVB_ERR_UNAVAILABLE;
+            }
+            if (status != KVB_OK && status != KVB_ERR_NO_MEMORY) {
                 kvp_op_blame(op, KVP_SIDE_COORDINATOR, NULL);
             }
-            kvp_op_step_done(op, l->nretired > 0 ? KVB_ERR_UNAVAILABLE : instance->retire_status);
+            kvp_op_step_done(op, status);
         }
     } else if (!acked && failed) {
         kvp_op_say(op, "the engine did not acknowledge that it left its lineage");

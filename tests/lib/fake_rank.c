@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_rank.h"
 
+#include "own_alloc.h"
+
 #include "transport/device.h"
 
 #include <stdlib.h>
@@ -404,8 +406,7 @@ static struct fake_call *call_create(struct fake_rank *rank, enum kvb_link_type 
                                      uint64_t deadline_ns)
 {
     struct fake_engine *engine = rank->engine;
-    struct fake_call *call = calloc(1, sizeof *call);
-    kvb_assert(call != NULL);
+    struct fake_call *call = own_calloc(1, sizeof *call);
     call->rank = rank;
     call->type = type;
     call->deadline_ns = deadline_ns;
@@ -668,7 +669,7 @@ void fake_engine_init(struct fake_engine *engine, struct sim_sched *sim, struct 
     }
 }
 
-void fake_engine_attach(struct fake_engine *engine)
+kvb_status_t fake_engine_try_attach(struct fake_engine *engine)
 {
     for (uint32_t i = 0; i < engine->nranks; i++) {
         struct fake_rank *rank = &engine->ranks[i];
@@ -691,14 +692,21 @@ void fake_engine_attach(struct fake_engine *engine)
         kvb_status_t status = kvp_fleet_hello(engine->fleet, &hello, &rank->rank, reason,
                                               sizeof reason, &rank->instance);
         if (status != KVB_OK) {
-            fprintf(stderr, "hello refused: %s\n", reason);
+            fprintf(stderr, "hello refused: %s: %s\n", kvb_status_label(status), reason);
+            return status;
         }
-        kvb_assert(status == KVB_OK);
         for (uint32_t t = 0; t < engine->ntags; t++) {
             /* regions that are there are handed over at once */
             rank->tags[t].registered = rank->tags[t].residency == KVB_RESIDENT;
         }
     }
+    return KVB_OK;
+}
+
+void fake_engine_attach(struct fake_engine *engine)
+{
+    kvb_status_t status = fake_engine_try_attach(engine);
+    kvb_assert(status == KVB_OK);
 }
 
 void fake_engine_drop_link(struct fake_engine *engine)

@@ -99,7 +99,9 @@ struct fake_engine {
 
 void fake_engine_init(struct fake_engine *engine, struct sim_sched *sim, struct kvp_fleet *fleet,
                       const char *instance, uint32_t nranks);
-/* Attaches every rank that is not; aborts if refused. */
+/* Attaches every rank that is not, up to the first that is refused. */
+kvb_status_t fake_engine_try_attach(struct fake_engine *engine);
+/* The same; aborts if refused. */
 void fake_engine_attach(struct fake_engine *engine);
 /* Its sockets close; the engine goes on and may attach again, echoing. */
 void fake_engine_drop_link(struct fake_engine *engine);
