@@ -80,7 +80,9 @@ def disturb(command, draw, hold_ms, skip):
             held[tid] = signum
     time.sleep(hold_ms / 1000)
     for tid, signum in held.items():
-        ptrace(PTRACE_DETACH, tid, signum)
+        if not ptrace(PTRACE_DETACH, tid, signum):  # killed meanwhile: its parent hears of it after us
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(tid, WALL)
     return len(held)
 
 
