@@ -250,12 +250,28 @@ static void send_held_calls(struct kvp_session *session)
     }
 }
 
-static void refuse(struct kvp_session *session, uint64_t seq, const char *rank, const char *reason)
+static void refuse(struct kvp_session *session, uint64_t seq, kvb_status_t status, const char *rank,
+                   const char *reason)
 {
     KVB_LOG_LIMITED(WARN, "hello refused", KVB_STR("rank", rank), KVB_STR("reason", reason));
     session->refused = true;
-    reply_hello(session, seq, KVB_ERR_REFUSED, reason);
+    reply_hello(session, seq, status, reason);
     kvp_stream_finish(session->stream, "hello was refused");
+}
+
+/* An engine that was killed and is there again at once may be heard of before its predecessor's
+ * end is: what stands in its way goes by itself. */
+static bool one_goes(const struct kvp_link *owner, const char *instance)
+{
+    kvb_list_each(&owner->sessions, link)
+    {
+        const struct kvp_session *other = kvb_container_of(link, struct kvp_session, link);
+        if (other->rank != NULL && strcmp(other->rank->instance_name, instance) == 0 &&
+            (other->stream == NULL || kvp_stream_over(other->stream))) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* False: refused, for the reason. */
@@ -296,7 +312,7 @@ static kvb_status_t on_hello(struct kvp_session *session, uint64_t seq, struct k
                        "this daemon speaks link version %d, the engine another one: use the "
                        "libkvplane of the same release",
                        KVB_LINK_VERSION);
-        refuse(session, seq, "unknown", reason);
+        refuse(session, seq, KVB_ERR_REFUSED, "unknown", reason);
         status = KVB_OK;
         goto out;
     }
@@ -307,7 +323,8 @@ static kvb_status_t on_hello(struct kvp_session *session, uint64_t seq, struct k
         goto out;
     }
     if (!admit(session, hello, rank, reason, sizeof reason)) {
-        refuse(session, seq, rank->name, reason);
+        bool later = one_goes(session->owner, hello->instance);
+        refuse(session, seq, later ? KVB_ERR_AGAIN : KVB_ERR_REFUSED, rank->name, reason);
         kvp_link_rank_release(rank);
         goto out;
     }

@@ -7,6 +7,7 @@
 #include <uv.h>
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -455,6 +456,12 @@ void kvp_stream_finish(struct kvp_stream *stream, const char *reason)
     kvb_sched_timer_set(stream->sched, &stream->bound,
                         kvb_deadline_in_ms(stream->sched->clock, KVP_STREAM_FLUSH_MS));
     kvb_sched_post(stream->sched, &stream->flush);
+}
+
+bool kvp_stream_over(const struct kvp_stream *stream)
+{
+    struct pollfd peer = {.fd = stream->fd, .events = POLLRDHUP};
+    return stream->ending || (poll(&peer, 1, 0) > 0 && peer.revents != 0);
 }
 
 int kvp_stream_take_socket(struct kvp_stream *stream)

@@ -51,6 +51,8 @@ int kvp_stream_take_fd(struct kvp_stream *stream);
 void kvp_stream_close(struct kvp_stream *stream, const char *reason);
 /* The same once everything queued is written, within KVP_STREAM_FLUSH_MS. */
 void kvp_stream_finish(struct kvp_stream *stream, const char *reason);
+/* Whether it has ended, or will as soon as what the peer has sent is read: that one is gone. */
+bool kvp_stream_over(const struct kvp_stream *stream);
 /* After `closed`: the socket, which the peer does not see closed until the caller closes it. */
 int kvp_stream_take_socket(struct kvp_stream *stream);
 /* After `closed` only; frees it, and closes the socket if nobody took it. */

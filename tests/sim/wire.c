@@ -359,6 +359,11 @@ void kvp_stream_finish(struct kvp_stream *stream, const char *reason)
     end(stream, reason); /* what was sent is on its way already */
 }
 
+bool kvp_stream_over(const struct kvp_stream *stream)
+{
+    return stream->ending || stream->wire->shut;
+}
+
 int kvp_stream_take_socket(struct kvp_stream *stream)
 {
     kvb_assert(stream->released);

@@ -664,6 +664,44 @@ Test(link, a_refused_hello_is_told_why_and_the_connection_ends)
     cr_assert_eq(fleet.gone, 0, "it never was there");
 }
 
+static kvb_status_t answer_to_hello(const struct engine *engine)
+{
+    struct kvb_frame frame;
+    uint8_t payload[512];
+    struct kvb_link_hello_reply reply;
+    cr_assert(receive(engine, &frame, payload, sizeof payload));
+    cr_assert_eq(kvb_link_hello_reply_unpack((struct kvb_span){payload, frame.len}, &reply),
+                 KVB_OK);
+    return reply.status;
+}
+
+/* Read in the same turn, in either order. */
+Test(link, a_hello_that_comes_before_its_predecessors_end_is_asked_to_come_again)
+{
+    struct kvb_link_hello hello = hello_of(0, 1);
+    for (int first = 0; first < 2; first++) {
+        fleet.refuse = NULL;
+        struct engine killed = engine_attach();
+        struct engine engine = engine_connect();
+        fleet.refuse = "this rank is attached already";
+        if (first == 0) {
+            (void)close(killed.fd);
+        }
+        send_hello(&engine, &hello);
+        if (first == 1) {
+            (void)close(killed.fd);
+        }
+        cr_assert_eq(answer_to_hello(&engine), KVB_ERR_AGAIN);
+        cr_assert(closed(&engine));
+        (void)close(engine.fd);
+        cr_assert_eq(fleet.gone, (uint32_t)first + 1);
+    }
+    struct engine engine = engine_connect(); /* nobody goes: it is final */
+    send_hello(&engine, &hello);
+    cr_assert_eq(answer_to_hello(&engine), KVB_ERR_REFUSED);
+    (void)close(engine.fd);
+}
+
 Test(link, another_version_is_refused_by_name)
 {
     struct engine engine = engine_connect();
