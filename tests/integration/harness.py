@@ -250,6 +250,14 @@ class Daemon(Server):
         code, answer = self.get(f"/v1/kvplane/instances/{name}")
         return answer.get("instance_view", answer) if code == 200 else None
 
+    def settled(self, name, regions=2):
+        """The instance when its engine has said that nothing is in its hands, and has handed over so many regions."""
+        def view():
+            seen = self.instance(name)
+            return seen if seen and seen["regions"]["registered"] == regions and "load" in seen and not any(
+                seen["load"].values()) else None
+        return until(f"{name} is settled", view)
+
     def pending(self):
         return sum(self.metric(f"kvplane_tasks_{state}", queue=queue)
                    for state in ("queued", "running") for queue in ("put", "get", "lookup"))

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import unittest
 
 import harness
@@ -42,7 +41,7 @@ class Cluster(harness.Case):
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
                 return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return False
 
     def test_what_an_engine_put_the_engine_of_another_daemon_gets(self):
@@ -146,9 +145,8 @@ class Cluster(harness.Case):
         store.kill()
         harness.until("seen to be down", lambda: nodes(daemon)["store-0"]["state"] == "down")
         self.assertEqual([(way["up"], way["lanes"]) for way in detail()["ways"]], [(False, 0)])
-        begin = time.monotonic()
         counts = self.right(engine.run(20, 10))
-        self.assertLess(time.monotonic() - begin, 60, "each call fails quickly")
+        self.assertEqual(counts["missed"]["timeout"], 0, "each call fails at once")
         self.assertEqual((counts["stored"], counts["hits"]), (0, 0))
         self.assertEqual(daemon.get("/livez")[0], 200)
         self.assertEqual(daemon.get("/health")[0], 200)

@@ -112,7 +112,7 @@ class Crash(harness.Case):
         daemon = self.restart(daemon, engine)
         self.assertEqual(self.tags(daemon), {"kv_cache": "discarded", "weights": "resident"})
         self.assertTrue(daemon.get("/is_sleeping")[1]["is_sleeping"])
-        self.assertEqual(daemon.metric("kvplane_regions", instance="a"), 1)
+        harness.until("what is resident is handed over", lambda: daemon.metric("kvplane_regions", instance="a") == 1)
         daemon.ok("/wake_up?tags=kv_cache")
         self.assertFalse(daemon.get("/is_sleeping")[1]["is_sleeping"])
         self.assertEqual(daemon.metric("kvplane_regions", instance="a"), 2)

@@ -94,7 +94,7 @@ class Cycles(harness.Case):
         self.clean(engine, daemon)
 
     def test_an_engine_that_never_becomes_idle_fails_the_sleep_and_serves_on(self):
-        daemon = self.daemon("--drain-bound", "300ms")
+        daemon = self.daemon("--drain-bound", "3s")
         engine = self.engine(daemon, "a", "--fingerprint", "--misbehave", "pause-never:1")
         judged(self, engine.run(0, 20))
         code, answer = daemon.post("/sleep?level=1")

@@ -33,7 +33,7 @@ def running(pid):
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8") as status:
             return "zombie" not in status.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

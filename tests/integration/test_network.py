@@ -282,11 +282,13 @@ class Slow(Cluster):
             running = self.a.command("run", first=0, count=1, use_cache=False)
             try:
                 harness.until("in the middle of the get", lambda b=back: self.net.stats()["back"] - b > MIB, 3)
+                self.net.rule("back", bytes_per_s=MIB // 8)  # not silent, and not over before the store was filled
                 self.judged(b.run(60 * (rounds % 6), 60, use_cache=False))  # twice the store
             except AssertionError as late:
                 if "not within" not in str(late):
                     raise
                 # The node did not answer the lookup in time, on a busy machine: once more.
+            self.net.rule("back", bytes_per_s=4 * MIB)
             counts = self.judged(self.a.wait(running))
             outcomes["hits"] += counts["hits"]
             outcomes["misses"] += counts["missed"]["ticket"] + counts["missed"]["checksum"]

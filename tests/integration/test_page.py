@@ -154,9 +154,9 @@ class Life(PageCase):
         self.open(daemon)
         self.live()
         self.browser.state("engine-0", "awake")
-        self.assertIn("kv_cache resident", self.browser.text("article .chips"))
-        self.assertRegex(self.browser.text("article .memory"), r"[1-9][\d.]* MiB awake")
-        self.assertIn("shares as fingerprint:", self.browser.text("article .shared"))
+        for what, words in ((".chips", "kv_cache resident"), (".memory", "[1-9][0-9.]* MiB awake"),
+                            (".shared", "shares as fingerprint:")):
+            self.browser.until(words, f"/{words}/.test(document.querySelector('article {what}')?.innerText)")
         self.browser.until("fill", "document.querySelector('[data-node] meter')?.value > 0")
         self.browser.until("tenant", "document.querySelector('[data-tenant=default]')?.innerText"
                                      ".includes('1 member')")

@@ -209,7 +209,7 @@ class Reports(harness.Case):
             self.assertEqual(daemon.ok(f"/reset_prefix_cache?reset_external={value}")["external"], "done")
         for value in NO:
             self.assertEqual(daemon.ok(f"/reset_prefix_cache?reset_external={value}")["external"], "not_asked")
-        before = daemon.instance("a")
+        before = daemon.settled("a")
         for target, param in (("/reset_prefix_cache?reset_external", "reset_external"),
                               ("/reset_prefix_cache?reset_external=", "reset_external"),
                               ("/reset_prefix_cache?reset_external=2", "reset_external"),
@@ -221,7 +221,7 @@ class Reports(harness.Case):
         for path in ("/sleep", "/pause", "/wake_up"):
             for method in ("GET", "PUT", "DELETE"):
                 self.assertEqual(daemon.request(method, path)[0], 405, (method, path))
-        self.assertEqual(daemon.instance("a"), before, "nothing has happened")
+        self.assertEqual(daemon.settled("a"), before, "nothing has happened")
         # A level in the body is the level, and the answer names what is in force.
         self.assertEqual(daemon.ok("/sleep", {"level": 2, "mode": "keep"}),
                          {"status": "sleeping", "level": 2, "mode": "keep"})

@@ -21,7 +21,7 @@ class Serve(harness.Case):
         self.assertEqual(daemon.get("/health")[0], 503)
         engine = self.engine(daemon, "a")
         harness.until("well", lambda: daemon.get("/health")[0] == 200)
-        self.assertEqual(daemon.get("/readyz")[0], 200)
+        harness.until("ready", lambda: daemon.get("/readyz")[0] == 200)
         engine.kill()
         harness.until("ill", lambda: daemon.get("/health")[0] == 503)
         self.assertEqual(daemon.get("/livez")[0], 200)
@@ -224,7 +224,7 @@ class Serve(harness.Case):
             tokens.write("# ours\nadmin s3cret\nread look\n")
         daemon = self.daemon("--token-file", path)
         engine = self.engine(daemon, "a")
-        self.assertEqual(daemon.get("/health")[0], 200)
+        harness.until("well", lambda: daemon.get("/health")[0] == 200)
         self.assertEqual(daemon.post("/pause")[0], 401)
         reader = {"Authorization": "Bearer look"}
         admin = {"Authorization": "Bearer s3cret"}

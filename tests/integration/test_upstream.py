@@ -49,7 +49,7 @@ class Upstream(harness.Case):
 
     def test_what_is_asked_wrongly_is_refused_before_anything_and_counted_nowhere(self):
         daemon, engine = self.start()
-        before = daemon.instance("a"), self.operations(daemon), engine.stats()
+        before = daemon.settled("a"), self.operations(daemon), engine.stats()
         for target, param in (("/sleep?level=3", "level"), ("/sleep?level=-1", "level"), ("/sleep?level=one", "level"),
                               ("/sleep?mode=never", "mode"), ("/pause?mode=never", "mode"),
                               ("/pause?clear_cache=maybe", "clear_cache"),
@@ -59,7 +59,7 @@ class Upstream(harness.Case):
             self.assertEqual((code, answer["error"]["param"]), (400, f"query.{param}"), target)
         self.assertEqual((daemon.instance("a"), self.operations(daemon), engine.stats()), before)
         daemon.ok("/pause")  # ... also not while it is paused
-        paused = daemon.instance("a")
+        paused = daemon.settled("a")
         self.assertEqual(daemon.post("/pause?mode=never")[0], 400)
         self.assertEqual(daemon.instance("a"), paused)
         daemon.ok("/resume")
@@ -105,7 +105,7 @@ class Upstream(harness.Case):
         daemon, engine = self.start()
         self.judged(engine.run(0, REQUESTS))
         daemon.ok("/sleep")
-        asleep = daemon.instance("a")
+        asleep = daemon.settled("a", regions=0)
         for path in ("/sleep", "/sleep?level=1&mode=wait", "/sleep?level=0"):
             daemon.ok(path)
             self.assertEqual(daemon.instance("a"), asleep, path)
@@ -115,7 +115,7 @@ class Upstream(harness.Case):
         daemon.ok("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_id": 1}})
         daemon.ok("/wake_up")
         self.open_(daemon)
-        awake = daemon.instance("a")
+        awake = daemon.settled("a")
         for path in ("/wake_up", "/wake_up?tags=weights", "/wake_up?tags=scheduling", "/resume"):
             daemon.ok(path)
             self.assertEqual(daemon.instance("a"), awake, path)
