@@ -93,11 +93,17 @@
       "the status page then needs one")                                                            \
     X(requests_max, COUNT, "requests-max", "256", "1 65536",                                       \
       "REST requests in work; further ones are answered 503")                                      \
+    X(requests_each_max, COUNT, "requests-each-max", "0", "0 65536",                               \
+      "of them from one remote address; 0: three quarters of them. A Unix socket has no such "     \
+      "limit")                                                                                     \
     X(connections_max, COUNT, "connections-max", "4096", "8 65536", "HTTP connections")            \
     X(connections_each_max, COUNT, "connections-each-max", "0", "0 65536",                         \
       "of them from one remote address, a further one is closed at once; 0: no limit of its own")  \
     X(idle_timeout, TIME, "idle-timeout", "150s", "1s 24h",                                        \
       "an HTTP connection without a request is closed after it")                                   \
+    X(receive_timeout, TIME, "receive-timeout", "300s", "1s 24h",                                  \
+      "a connection whose request, or whose TLS handshake, has begun and is not whole by then is " \
+      "closed")                                                                                    \
     X(metrics_compat, SWITCH, "metrics-compat", "false", "",                                       \
       "/metrics also shows names of vLLM and of Mooncake")                                         \
     X(log_level, CHOICE, "log-level", "info", "error warn info debug trace", "lines to stderr")    \

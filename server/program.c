@@ -227,7 +227,11 @@ kvb_status_t kvp_rest_start(struct kvp_rest *rest, const struct kvp_rest_config 
     each.connections_max = (uint32_t)config->connections_max;
     each.servers = (config->listen[0] != '\0') + (uint32_t)(config->http_socket[0] != '\0');
     each.connections_per_ip_max = (uint32_t)config->connections_each_max;
+    each.requests_each_max = config->requests_each_max != 0
+                                 ? (uint32_t)config->requests_each_max
+                                 : ((uint32_t)config->requests_max * 3 + 3) / 4;
     each.idle_timeout_s = (uint32_t)(config->idle_timeout / 1000);
+    each.receive_timeout_s = (uint32_t)(config->receive_timeout / 1000);
     each.clock = &kvb_clock_real;
     each.random = &kvb_random_real;
     kvb_status_t status = read_tokens(config->token_file, tokens, &each.ntokens);

@@ -5,12 +5,14 @@
 
 #include "base/log.h"
 
+#include <netinet/in.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 
-void kvp_connections_init(struct kvp_connections *connections, uint32_t max)
+void kvp_connections_init(struct kvp_connections *connections, uint32_t max, uint64_t receive_ns)
 {
-    *connections = (struct kvp_connections){.max = max};
+    *connections = (struct kvp_connections){.max = max, .receive_ns = receive_ns};
     for (int i = 0; i < KVP_CONNECTION_STATES; i++) {
         kvb_list_init(&connections->lists[i]);
     }
@@ -59,18 +61,25 @@ static const struct {
      "too many connections: one that does not read its answer"},
 };
 
+static void shut_overdue(struct kvp_connections *connections, uint64_t now_ns)
+{
+    struct kvp_connection *sender;
+
+    while ((sender = oldest(connections, KVP_CONNECTION_RECEIVING)) != NULL &&
+           now_ns - sender->since_ns > connections->receive_ns) {
+        shut(connections, sender, "its request, or its TLS handshake, was not whole in time",
+             now_ns);
+    }
+}
+
 /* Before one more connection is counted. */
 static void make_room(struct kvp_connections *connections, uint64_t now_ns)
 {
-    struct kvp_connection *sender;
     struct kvp_connection *least = NULL;
     uint64_t least_ns = 0;
     const char *why = NULL;
 
-    while ((sender = oldest(connections, KVP_CONNECTION_RECEIVING)) != NULL &&
-           now_ns - sender->since_ns > KVP_HTTP_RECEIVE_S * KVB_NS_PER_S) {
-        shut(connections, sender, "its request did not arrive whole in time", now_ns);
-    }
+    shut_overdue(connections, now_ns);
     if (connections->n - connections->counts[KVP_CONNECTION_SHUT] < connections->max) {
         return;
     }
@@ -87,8 +96,26 @@ static void make_room(struct kvp_connections *connections, uint64_t now_ns)
     }
 }
 
+static void keep_from(struct kvp_connection *connection, const struct sockaddr *from)
+{
+    union {
+        const struct sockaddr *any;
+        const struct sockaddr_in *v4;
+        const struct sockaddr_in6 *v6;
+    } as = {.any = from};
+
+    if (from != NULL && from->sa_family == AF_INET) {
+        memcpy(connection->from, &as.v4->sin_addr, sizeof as.v4->sin_addr);
+        connection->has_from = true;
+    } else if (from != NULL && from->sa_family == AF_INET6) {
+        memcpy(connection->from, &as.v6->sin6_addr, sizeof as.v6->sin6_addr);
+        connection->has_from = true;
+    }
+}
+
 struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections,
-                                             struct kvp_http *http, int fd, uint64_t now_ns)
+                                             struct kvp_http *http, int fd,
+                                             const struct sockaddr *from, uint64_t now_ns)
 {
     struct kvp_connection *connection = calloc(1, sizeof *connection);
 
@@ -96,6 +123,7 @@ struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections
         make_room(connections, now_ns);
         connection->http = http;
         connection->fd = fd;
+        keep_from(connection, from);
         enter(connections, connection, KVP_CONNECTION_IDLE, now_ns);
         connections->n++;
     }
@@ -116,9 +144,31 @@ void kvp_connection_enters(struct kvp_connections *connections, struct kvp_conne
         leave(connections, connection);
         enter(connections, connection, state, now_ns);
     }
+    if (state == KVP_CONNECTION_RECEIVING) {
+        shut_overdue(connections, now_ns);
+    }
 }
 
 bool kvp_connections_crowded(const struct kvp_connections *connections)
 {
-    return connections->counts[KVP_CONNECTION_WAITING] >= connections->max / 2;
+    return connections->counts[KVP_CONNECTION_WAITING] +
+               connections->counts[KVP_CONNECTION_STREAMING] >=
+           connections->max / 2;
+}
+
+/* They are few: those whose answers take a while. */
+bool kvp_connections_wait_from(const struct kvp_connections *connections,
+                               const struct kvp_connection *like, uint32_t n)
+{
+    uint32_t found = 0;
+
+    kvb_list_each(&connections->lists[KVP_CONNECTION_WAITING], link)
+    {
+        const struct kvp_connection *each = kvb_container_of(link, struct kvp_connection, link);
+        found += each->has_from && memcmp(each->from, like->from, sizeof like->from) == 0;
+        if (found == n) {
+            return true;
+        }
+    }
+    return false;
 }

@@ -13,14 +13,16 @@
  * is shut down for each new one, so that a probe on a new connection always gets in: the one that
  * has been idle or receiving for longest, or has not taken its answer for still longer. Those that
  * wait for an answer are never touched; so that they cannot be all, kvp_connections_crowded() says
- * when no more may begin to wait. HTTP thread only.
+ * when no more may begin to wait. Those that have been receiving for too long are shut whenever one
+ * is opened or a request begins. HTTP thread only.
  */
 struct kvp_http;
 
 enum kvp_connection_state {
     KVP_CONNECTION_IDLE,      /* no request begun */
-    KVP_CONNECTION_RECEIVING, /* its request has begun, and is not whole */
-    KVP_CONNECTION_WAITING,   /* for the answer; or it is an event stream */
+    KVP_CONNECTION_RECEIVING, /* its TLS handshake or its request has begun, and is not whole */
+    KVP_CONNECTION_WAITING,   /* for the answer */
+    KVP_CONNECTION_STREAMING, /* events, without an end */
     KVP_CONNECTION_SENDING,   /* the answer is there, and not all of it gone */
     KVP_CONNECTION_SHUT,      /* until libmicrohttpd has seen it */
     KVP_CONNECTION_STATES
@@ -32,6 +34,8 @@ struct kvp_connection {
     enum kvp_connection_state state;
     int fd;              /* borrowed from libmicrohttpd until its CLOSED notice */
     uint64_t since_ns;   /* in this state */
+    uint8_t from[16];    /* its address; of IPv4 the first four bytes, the others 0 */
+    bool has_from;       /* a Unix socket has none */
     struct ucred peer;   /* of a Unix socket */
     struct kvp_tls *tls; /* that it began with; its own reference. NULL: none */
 };
@@ -41,17 +45,22 @@ struct kvp_connections {
     uint32_t counts[KVP_CONNECTION_STATES];
     uint32_t n; /* of all */
     uint32_t max;
+    uint64_t receive_ns; /* a request arrives whole in it */
 };
 
-void kvp_connections_init(struct kvp_connections *connections, uint32_t max);
-/* Idle. NULL: out of memory. Makes room for it first. */
+void kvp_connections_init(struct kvp_connections *connections, uint32_t max, uint64_t receive_ns);
+/* Idle. from: NULL where it is not known. NULL: out of memory. Makes room for it first. */
 struct kvp_connection *kvp_connection_opened(struct kvp_connections *connections,
-                                             struct kvp_http *http, int fd, uint64_t now_ns);
+                                             struct kvp_http *http, int fd,
+                                             const struct sockaddr *from, uint64_t now_ns);
 void kvp_connection_closed(struct kvp_connections *connections, struct kvp_connection *connection);
 /* One that is shut stays so. */
 void kvp_connection_enters(struct kvp_connections *connections, struct kvp_connection *connection,
                            enum kvp_connection_state state, uint64_t now_ns);
-/* Half of all that there may be wait. */
+/* Half of all that there may be wait or stream. */
 bool kvp_connections_crowded(const struct kvp_connections *connections);
+/* At least n of its address wait. */
+bool kvp_connections_wait_from(const struct kvp_connections *connections,
+                               const struct kvp_connection *like, uint32_t n);
 
 #endif

@@ -413,14 +413,26 @@ static bool accepts_stream(const struct kvp_exchange *exchange)
     return accept != NULL && strstr(accept, "text/event-stream") != NULL;
 }
 
-/* Those that are to wait leave room for probes, which do not. */
+/* Those that are to wait leave room for probes, which do not, and for those of others. */
 static void check_room(struct kvp_exchange *exchange)
 {
+    const struct kvp_http *http = exchange->http;
+    const struct kvp_connection *connection = exchange->connection;
     enum kvp_where where = exchange->request.route->where;
+    const char *why = NULL;
 
-    if ((where == KVP_CONTROL || where == KVP_STREAM) &&
-        kvp_connections_crowded(&exchange->http->connections)) {
-        kvp_exchange_refuse(exchange, 503, NULL, "too many requests; try again");
+    if (where == KVP_PROBE || where == KVP_STATIC) {
+        return;
+    }
+    if (kvp_connections_crowded(&http->connections)) {
+        why = "too many requests; try again";
+    } else if (http->config.requests_each_max != 0 && connection->has_from &&
+               kvp_connections_wait_from(&http->connections, connection,
+                                         http->config.requests_each_max)) {
+        why = "too many requests from this address (requests-each-max); try again";
+    }
+    if (why != NULL) {
+        kvp_exchange_refuse(exchange, 503, NULL, why);
         exchange->retry_after_s = 1;
     }
 }

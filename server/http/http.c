@@ -57,9 +57,26 @@ static void accept_more(struct kvp_http *http, struct MHD_Connection *mhd, uint6
     }
 }
 
+/* Once the client has said its last word of the handshake, it may be idle. */
+static int on_finished(gnutls_session_t session, unsigned type, unsigned when, unsigned incoming,
+                       const gnutls_datum_t *message)
+{
+    struct kvp_connection *connection = gnutls_session_get_ptr(session);
+    struct kvp_http *http = connection->http;
+
+    (void)type;
+    (void)when;
+    (void)message;
+    if (incoming) {
+        kvp_connection_enters(&http->connections, connection, KVP_CONNECTION_IDLE,
+                              kvb_now_ns(http->config.clock));
+    }
+    return 0;
+}
+
 /* Of what is current now. False: there is nothing it could be shown, and its handshake fails. */
 static bool begin_tls(struct kvp_http *http, struct MHD_Connection *mhd,
-                      struct kvp_connection *connection)
+                      struct kvp_connection *connection, uint64_t now_ns)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
@@ -67,7 +84,14 @@ static bool begin_tls(struct kvp_http *http, struct MHD_Connection *mhd,
     pthread_mutex_lock(&http->lock);
     connection->tls = kvp_tls_get(http->tls);
     pthread_mutex_unlock(&http->lock);
-    return info != NULL && kvp_tls_begin(connection->tls, info->tls_session) == 0;
+    kvp_connection_enters(&http->connections, connection, KVP_CONNECTION_RECEIVING, now_ns);
+    if (info == NULL) {
+        return false;
+    }
+    gnutls_session_set_ptr(info->tls_session, connection); /* libmicrohttpd's is for PSK */
+    gnutls_handshake_set_hook_function(info->tls_session, GNUTLS_HANDSHAKE_FINISHED,
+                                       GNUTLS_HOOK_POST, on_finished);
+    return kvp_tls_begin(connection->tls, info->tls_session) == 0;
 }
 
 static void connection_notice(void *cls, struct MHD_Connection *mhd, void **context,
@@ -87,13 +111,16 @@ static void connection_notice(void *cls, struct MHD_Connection *mhd, void **cont
         MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
     if (info != NULL) { /* without a context its first request will be closed */
         uint64_t now_ns = kvb_now_ns(http->config.clock);
-        connection = kvp_connection_opened(&http->connections, http, info->connect_fd, now_ns);
+        const union MHD_ConnectionInfo *from =
+            MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+        connection = kvp_connection_opened(&http->connections, http, info->connect_fd,
+                                           from != NULL ? from->client_addr : NULL, now_ns);
         *context = connection;
         if (connection != NULL && http->config.unix_path != NULL) {
             socklen_t len = sizeof connection->peer;
             (void)getsockopt(connection->fd, SOL_SOCKET, SO_PEERCRED, &connection->peer, &len);
         }
-        if (connection != NULL && http->tls != NULL && !begin_tls(http, mhd, connection)) {
+        if (connection != NULL && http->tls != NULL && !begin_tls(http, mhd, connection, now_ns)) {
             KVB_LOG_LIMITED(ERROR, "a TLS connection cannot begin");
         }
         accept_more(http, mhd, now_ns);
@@ -279,10 +306,13 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
     }
     const char *address = config->address != NULL ? config->address : "127.0.0.1";
     http->config = *config;
-    kvp_connections_init(&http->connections,
-                         connections_allowed(config->connections_max != 0 ? config->connections_max
-                                                                          : KVP_HTTP_CONNECTIONS,
-                                             config->servers));
+    kvp_connections_init(
+        &http->connections,
+        connections_allowed(config->connections_max != 0 ? config->connections_max
+                                                         : KVP_HTTP_CONNECTIONS,
+                            config->servers),
+        (config->receive_timeout_s != 0 ? config->receive_timeout_s : KVP_HTTP_RECEIVE_S) *
+            KVB_NS_PER_S);
     http->id = kvb_id_draw(config->random);
     init_lock(http);
     kvb_list_init(&http->streams);

@@ -74,7 +74,7 @@ enum MHD_Result kvp_exchange_stream(struct kvp_exchange *exchange)
     exchange->http_status = 200;
     exchange->extra_name = MHD_HTTP_HEADER_CACHE_CONTROL;
     exchange->extra_value = "no-store";
-    kvp_exchange_enters(exchange, KVP_CONNECTION_WAITING);
+    kvp_exchange_enters(exchange, KVP_CONNECTION_STREAMING);
     return kvp_exchange_queue(
         exchange, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, CHUNK, more, exchange, NULL),
         "text/event-stream");

@@ -37,8 +37,10 @@ class Tls(harness.Case):
         shutil.copy(key, self.key)
         os.chmod(self.key, 0o600)
 
-    def context(self, pair=None, authority=None):
+    def context(self, version=None, *, pair=None, authority=None):
         context = ssl.create_default_context(cafile=(authority or self.authority).certificate)
+        if version:
+            context.minimum_version = context.maximum_version = version
         if pair:
             context.load_cert_chain(*pair)
         return context
@@ -48,7 +50,7 @@ class Tls(harness.Case):
 
     def serve(self, *args, pair=None):
         daemon = self.daemon(*self.args(*args))
-        daemon.context = self.context(pair)
+        daemon.context = self.context(pair=pair)
         return daemon
 
     def node(self, *args):
@@ -143,6 +145,32 @@ class Tls(harness.Case):
             self.assertEqual(daemon.get("/livez")[0], 200)
         self.clean(daemon)
 
+    def test_a_handshake_that_is_not_over_in_time_ends_and_a_client_that_is_idle_after_it_stays(self):
+        daemon = self.serve("--receive-timeout", "3s")
+        with contextlib.ExitStack() as stack:
+            connect = lambda: stack.enter_context(
+                socket.create_connection((daemon.host, daemon.port), timeout=harness.DEADLINE_S))
+            idle = [stack.enter_context(self.context(version).wrap_socket(connect(), server_hostname=daemon.host))
+                    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)]
+            stalled = connect()
+            stalled.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+            stalled.setblocking(False)
+
+            def ended():
+                self.assertEqual(daemon.get("/livez")[0], 200)  # another one comes, and they are looked for
+                try:
+                    return stalled.recv(1) == b""
+                except BlockingIOError:
+                    return False
+                except ConnectionError:
+                    return True
+            harness.until("the handshake ends", ended)
+            for own in idle:
+                own.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                self.assertEqual(own.recv(12), b"HTTP/1.1 200")
+        daemon.says("its TLS handshake, was not whole in time")
+        self.clean(daemon)
+
     def test_sighup_takes_another_certificate_and_running_connections_go_on(self):
         daemon = self.serve()
         first = self.serial(daemon)
@@ -205,24 +233,24 @@ class Tls(harness.Case):
         for answer in (daemon.post("/resume"), daemon.get("/v1/kvplane/instances"), node.get("/v1/kvplane/node")):
             self.assertEqual(answer[0], 403, answer)
             self.assertIn("client certificate", answer[1]["error"]["message"])
-        node.context = self.context(mine)
+        node.context = self.context(pair=mine)
         self.assertEqual(node.get("/v1/kvplane/node")[0], 200)
         # What another authority signed, is no client's, or has run out: not even a probe. (TLS 1.3 tells it to
         # the client after the client's own handshake is done.)
         stranger = other.sign("stranger")
         for pair in (stranger, self.authority.sign("s", usage="serverAuth"), self.authority.sign("old", expired=True)):
-            daemon.context = self.context(pair)
+            daemon.context = self.context(pair=pair)
             with self.assertRaises((OSError, http.client.HTTPException)):
                 daemon.get("/livez")
         daemon.says("a client's certificate is refused")
-        daemon.context = self.context(mine)
+        daemon.context = self.context(pair=mine)
         self.assertEqual(daemon.ok("/resume")["status"], "resumed")
         shutil.copy(other.certificate, known)
         daemon.popen.send_signal(signal.SIGHUP)
         daemon.says("the TLS certificate was read anew")
         with self.assertRaises((OSError, http.client.HTTPException)):
             daemon.post("/pause")
-        daemon.context = self.context(stranger)
+        daemon.context = self.context(pair=stranger)
         self.assertEqual(daemon.ok("/pause")["status"], "paused")
         self.clean(engine, daemon, node)
 

@@ -7,6 +7,7 @@
 #include <criterion/criterion.h>
 #include <jansson.h>
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <poll.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include <strings.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1067,9 +1069,9 @@ Test(connections, who_does_not_take_an_answer_goes_after_a_grace_and_before_who_
     int fds[2];
 
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-    kvp_connections_init(&all, 4);
+    kvp_connections_init(&all, 4, KVB_NEVER);
     for (int i = 0; i < 4; i++) {
-        each[i] = kvp_connection_opened(&all, NULL, fds[0], 1);
+        each[i] = kvp_connection_opened(&all, NULL, fds[0], NULL, 1);
         cr_assert_not_null(each[i]);
     }
     kvp_connection_enters(&all, each[0], KVP_CONNECTION_SENDING, 1);
@@ -1077,18 +1079,18 @@ Test(connections, who_does_not_take_an_answer_goes_after_a_grace_and_before_who_
     kvp_connection_enters(&all, each[2], KVP_CONNECTION_WAITING, 1);
     kvp_connection_enters(&all, each[3], KVP_CONNECTION_IDLE, grace_ns + 1);
     cr_expect_not(kvp_connections_crowded(&all));
-    each[4] = kvp_connection_opened(&all, NULL, fds[0], grace_ns + 2);
+    each[4] = kvp_connection_opened(&all, NULL, fds[0], NULL, grace_ns + 2);
     cr_expect_eq(gone(each, 4), 3, "an idle one, rather than one that may still read");
     kvp_connection_enters(&all, each[3], KVP_CONNECTION_IDLE, grace_ns + 1); /* stays shut */
-    each[5] = kvp_connection_opened(&all, NULL, fds[0], grace_ns + 2);
+    each[5] = kvp_connection_opened(&all, NULL, fds[0], NULL, grace_ns + 2);
     cr_expect_eq(gone(each, 5), 0, "not one that was opened since");
     kvp_connection_enters(&all, each[4], KVP_CONNECTION_WAITING, grace_ns + 2);
     cr_expect(kvp_connections_crowded(&all));
     kvp_connection_enters(&all, each[5], KVP_CONNECTION_WAITING, grace_ns + 2);
-    each[6] = kvp_connection_opened(&all, NULL, fds[0], grace_ns + 2);
+    each[6] = kvp_connection_opened(&all, NULL, fds[0], NULL, grace_ns + 2);
     cr_expect_eq(gone(each, 6), 1, "the only one that can be spared");
     kvp_connection_enters(&all, each[6], KVP_CONNECTION_WAITING, grace_ns + 2);
-    each[7] = kvp_connection_opened(&all, NULL, fds[0], grace_ns + 2);
+    each[7] = kvp_connection_opened(&all, NULL, fds[0], NULL, grace_ns + 2);
     cr_expect_eq(gone(each, 7), -1, "never one that waits");
     for (int i = 0; i < 8; i++) {
         kvp_connection_closed(&all, each[i]);
@@ -1218,7 +1220,7 @@ static uint64_t read_hand(void *ctx)
 Test(http_own, a_request_that_never_ends_is_given_up)
 {
     static const struct kvb_clock by_hand = {.now_ns = read_hand};
-    struct kvp_http_config config = {.clock = &by_hand};
+    struct kvp_http_config config = {.clock = &by_hand, .receive_timeout_s = 7};
 
     atomic_store(&hand_ns, KVB_NS_PER_S);
     rest_start(&rest, &config, 0);
@@ -1226,19 +1228,91 @@ Test(http_own, a_request_that_never_ends_is_given_up)
     http_send_text(slow, "POST /sleep HTTP/1.1\r\nX: ");
     int idle = http_connect(rest.port);
     expect_health();
-    atomic_fetch_add(&hand_ns, KVP_HTTP_RECEIVE_S * KVB_NS_PER_S);
+    atomic_fetch_add(&hand_ns, 7 * KVB_NS_PER_S);
     expect_health();
     cr_expect(http_send_text(slow, "still in time\r\n"));
     atomic_fetch_add(&hand_ns, 1);
-    expect_health(); /* a new connection, which looks for those that are overdue */
-    cr_expect(http_closed(slow));
+    /* a request on any connection looks for those that are overdue */
     cr_assert(http_send_text(idle, "GET /health HTTP/1.1\r\n" HOST "\r\n"));
+    cr_expect(http_closed(slow));
     struct http_answer answer = http_receive(idle, false); /* that one libmicrohttpd looks after */
     cr_expect_eq(answer.status, 200);
     http_answer_free(&answer);
     close(slow);
     close(idle);
     rest_stop(&rest);
+}
+
+Test(http_own, requests_of_one_address_have_a_limit_and_its_probes_none)
+{
+    struct kvp_http_config config = {.requests_each_max = 3};
+    int fds[5];
+
+    rest_start(&rest, &config, 0);
+    rest_hold(&rest, true);
+    for (int i = 0; i < 5; i++) {
+        fds[i] = http_connect(rest.port);
+        http_send_text(fds[i], "POST /sleep HTTP/1.1\r\n" HOST "\r\n");
+        expect_health();
+    }
+    for (int i = 3; i < 5; i++) {
+        struct http_answer answer = http_receive(fds[i], false);
+        expect_shape(&answer, 503, "one too many");
+        cr_expect_not_null(strstr(answer.body, "requests-each-max"), "%s", answer.body);
+        cr_expect_str_eq(http_header(&answer, "Retry-After"), "1");
+        http_answer_free(&answer);
+    }
+    rest_finish(&rest);
+    for (int i = 0; i < 5; i++) { /* each is done with, and the next may come */
+        if (i < 3) {
+            struct http_answer answer = http_receive(fds[i], false);
+            expect_shape(&answer, 200, "within the limit");
+            http_answer_free(&answer);
+        }
+        close(fds[i]);
+    }
+    rest_hold(&rest, false);
+    struct http_answer answer = http_ask(rest.port, "POST", "/pause", NULL, NULL);
+    expect_shape(&answer, 200, "the next");
+    http_answer_free(&answer);
+    rest_stop(&rest);
+}
+
+Test(connections, addresses_are_told_apart_and_none_is_none)
+{
+    static const char *const texts[] = {"127.0.0.1", "127.0.0.2", "::1", "127.0.0.1"};
+    struct kvp_connections all;
+    struct kvp_connection *each[5];
+    int fds[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    kvp_connections_init(&all, 100, KVB_NEVER);
+    for (int i = 0; i < 5; i++) {
+        struct sockaddr_in v4 = {.sin_family = AF_INET};
+        struct sockaddr_in6 v6 = {.sin6_family = AF_INET6};
+        struct sockaddr_un local = {.sun_family = AF_UNIX};
+        const void *from = &local;
+        if (i < 4 && inet_pton(AF_INET, texts[i], &v4.sin_addr) == 1) {
+            from = &v4;
+        } else if (i < 4 && inet_pton(AF_INET6, texts[i], &v6.sin6_addr) == 1) {
+            from = &v6;
+        }
+        each[i] = kvp_connection_opened(&all, NULL, fds[0], from, 1);
+        cr_expect_eq(each[i]->has_from, i < 4);
+        kvp_connection_enters(&all, each[i], KVP_CONNECTION_WAITING, 1);
+    }
+    static const uint32_t want[] = {2, 1, 1, 2};
+    for (int i = 0; i < 4; i++) {
+        cr_expect(kvp_connections_wait_from(&all, each[i], want[i]), "%s", texts[i]);
+        cr_expect_not(kvp_connections_wait_from(&all, each[i], want[i] + 1), "%s", texts[i]);
+    }
+    kvp_connection_enters(&all, each[3], KVP_CONNECTION_STREAMING, 1);
+    cr_expect_not(kvp_connections_wait_from(&all, each[0], 2), "a stream is no request");
+    for (int i = 0; i < 5; i++) {
+        kvp_connection_closed(&all, each[i]);
+    }
+    close(fds[0]);
+    close(fds[1]);
 }
 
 static atomic_uint seen, seen_without_route, seen_status;
