@@ -16,10 +16,10 @@
 /*
  * A slot is a number of the engine's; it remembers the tag and the highest generation for as long
  * as the rank lives. A region is one hand-over of it: at most one is the slot's present one, others
- * are on their way out (dropped), and go when the transport has let go of them and no task names
+ * are on their way in or out, and those go when the transport has let go of them and no task names
  * them.
  *
- * Memory of a device takes time to register: until then a hand-over is `pending`, its slot's
+ * Memory of a device takes time to register: until then a hand-over is on its way in, its slot's
  * present region stays the old one, and it is answered when it is over. A region that is dropped
  * meanwhile is unregistered, which waits for that.
  *
@@ -38,6 +38,41 @@ struct kvp_slot {
     struct kvp_region *now; /* NULL: unregistered, or never registered */
 };
 
+/*
+ * How a region stands with its slot; how its memory stands with the transport is another matter
+ * (enum kvt_region_state): what was replaced may be registered still.
+ */
+enum stand {
+    ARRIVING, /* owns: an answer, if its device takes time. waits for: to be registered */
+    CURRENT,  /* is slot->now. waits for: to be given up, or for another hand-over */
+    REPLACED, /* owns: the answer of what replaced it. waits for: to be unregistered */
+    LEAVING,  /* waits for: to be unregistered, and for the last task that names it */
+};
+/* Which part it has in the rank's register or unregister in progress. */
+enum part {
+    NO_PART,
+    IN_REGISTER,   /* counted in registering.left */
+    IN_UNREGISTER, /* counted in unregister.left */
+    LET_GO,        /* of the unregister, and answered */
+};
+#define FROM(state) (1u << (state))
+static const struct {
+    const char *text;
+    bool current; /* as a person is told: it is, or will be, what its number stands for */
+    unsigned from;
+} stands[] = {
+    [ARRIVING] = {"arriving", true, 0},
+    [CURRENT] = {"current", true, FROM(ARRIVING)},
+    [REPLACED] = {"replaced", false, FROM(CURRENT)},
+    [LEAVING] = {"leaving", false, FROM(ARRIVING) | FROM(CURRENT) | FROM(REPLACED) | FROM(LEAVING)},
+};
+static const unsigned parts[] = {
+    [NO_PART] = FROM(NO_PART) | FROM(IN_REGISTER) | FROM(IN_UNREGISTER) | FROM(LET_GO),
+    [IN_REGISTER] = FROM(NO_PART),
+    [IN_UNREGISTER] = FROM(NO_PART),
+    [LET_GO] = FROM(IN_UNREGISTER),
+};
+
 struct kvp_region {
     struct kvb_list link; /* rank->regions */
     struct kvp_link_rank *rank;
@@ -47,15 +82,30 @@ struct kvp_region {
     dev_t dev;   /* of host memory: which file it is */
     ino_t ino;
     uint32_t uses;
-    bool dropped;     /* not its slot's any more */
-    bool in_op;       /* of the unregister in progress */
-    bool in_op_left;  /* and not answered yet */
-    bool in_register; /* of the register in progress, and not over yet */
-    bool pending;     /* a hand-over, answered when it is registered */
-    uint64_t pending_seq;
-    bool reply_waits; /* the hand-over that replaced it is answered when it is gone */
-    uint64_t reply_seq;
+    enum stand stand;
+    enum part part;
+    uint64_t seq; /* of the answer that it owns */
 };
+
+static void set_stand(struct kvp_region *region, enum stand stand)
+{
+    kvb_assert((stands[stand].from & FROM(region->stand)) != 0);
+    KVB_LOG(TRACE, "region", KVB_STR("rank", region->rank->name),
+            KVB_U64("region", region->slot->number), KVB_STR("from", stands[region->stand].text),
+            KVB_STR("to", stands[stand].text));
+    region->stand = stand;
+}
+
+static void set_part(struct kvp_region *region, enum part part)
+{
+    kvb_assert((parts[part] & FROM(region->part)) != 0);
+    region->part = part;
+}
+
+static bool on_its_way_out(const struct kvp_region *region)
+{
+    return !stands[region->stand].current;
+}
 
 /* Of all that carries this number: what is dropped may still be registered. */
 static uint64_t pinned_bytes(const struct kvp_link_rank *rank, const struct kvp_slot *slot)
@@ -175,7 +225,7 @@ static void drop_slot(struct kvp_link_rank *rank, struct kvp_slot *slot)
 static void settle(struct kvp_region *region)
 {
     enum kvt_region_state state = kvt_region_state(region->memory);
-    if (!region->dropped || region->uses > 0 || state == KVT_REGION_REGISTERED ||
+    if (!on_its_way_out(region) || region->uses > 0 || state == KVT_REGION_REGISTERED ||
         state == KVT_REGION_REGISTERING || state == KVT_REGION_DRAINING) {
         return;
     }
@@ -192,9 +242,12 @@ static void settle(struct kvp_region *region)
     kvp_link_rank_settle(rank);
 }
 
+/* Whoever waits for its end goes on waiting. */
 static void drop(struct kvp_region *region)
 {
-    region->dropped = true;
+    if (region->stand != REPLACED) {
+        set_stand(region, LEAVING);
+    }
     close_undo(region);
     if (region->slot->now == region) {
         region->slot->now = NULL;
@@ -238,7 +291,7 @@ static bool has_another_number(const struct kvp_region *region, const struct kvt
     {
         const struct kvp_region *other = kvb_container_of(link, struct kvp_region, link);
         const struct kvt_region_desc *its = kvt_region_desc(other->memory);
-        if (other->slot != region->slot && !other->dropped && its->device == NULL &&
+        if (other->slot != region->slot && !on_its_way_out(other) && its->device == NULL &&
             other->dev == region->dev && other->ino == region->ino && ranges_meet(its, desc)) {
             return true;
         }
@@ -422,6 +475,7 @@ static bool adopt(struct kvp_region *region, uint64_t seq)
     struct kvp_slot *slot = region->slot;
     const struct kvt_region_desc *desc = kvt_region_desc(region->memory);
     struct kvp_region *old = slot->now;
+    set_stand(region, CURRENT);
     slot->now = region;
     slot->generation = desc->generation;
     slot->host_resident = desc->host_resident;
@@ -433,8 +487,10 @@ static bool adopt(struct kvp_region *region, uint64_t seq)
     }
     enum kvt_region_state state = kvt_region_state(old->memory);
     bool waits = state == KVT_REGION_REGISTERED || state == KVT_REGION_DRAINING;
-    old->reply_waits = waits;
-    old->reply_seq = seq;
+    if (waits) {
+        set_stand(old, REPLACED);
+        old->seq = seq;
+    }
     drop(old);
     return waits;
 }
@@ -443,7 +499,7 @@ static bool adopt(struct kvp_region *region, uint64_t seq)
 static void end_hand_over(struct kvp_region *region, kvb_status_t status)
 {
     struct kvp_link_rank *rank = region->rank;
-    uint64_t seq = region->pending_seq;
+    uint64_t seq = region->seq;
     bool connected = rank->connected;
     if (status == KVB_OK &&
         kvt_region_desc(region->memory)->generation <= region->slot->generation) {
@@ -471,8 +527,7 @@ void kvp_regions_hand_over(struct kvp_link_rank *rank, uint64_t seq,
     }
     status = fresh_region(rank, slot, msg, fd, &region);
     if (status == KVB_IN_PROGRESS) {
-        region->pending = true;
-        region->pending_seq = seq;
+        region->seq = seq;
         return;
     }
     if (status != KVB_OK) {
@@ -574,6 +629,9 @@ static void register_again(struct kvp_region *old)
     }
     if (slot->now == old) {
         slot->now = region;
+        if (region != NULL) {
+            set_stand(region, CURRENT);
+        }
     } else if (region != NULL) {
         drop(region); /* handed over anew meanwhile */
     }
@@ -619,13 +677,13 @@ static void finish_unregister(struct kvp_link_rank *rank)
     kvb_list_each(&rank->regions, link)
     {
         struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
-        if (!region->in_op) {
+        if (region->part != LET_GO) {
             continue;
         }
-        region->in_op = false;
+        set_part(region, NO_PART);
         if (status == KVB_OK || op->undoes != KVB_OK) {
             drop(region);
-        } else if (region->dropped) {
+        } else if (on_its_way_out(region)) {
             settle(region);
         } else if (kvt_region_state(region->memory) == KVT_REGION_UNREGISTERED) {
             register_again(region);
@@ -649,21 +707,20 @@ static void on_unregistered(void *arg, struct kvt_region *memory, kvb_status_t s
     struct kvp_link_rank *rank = region->rank;
     kvb_assert(memory == region->memory);
     show(rank);
-    if (region->dropped && status != KVB_OK) {
+    if (on_its_way_out(region) && status != KVB_OK) {
         /* A transfer that cannot be stopped holds the memory: stay at it. */
         KVB_LOG_LIMITED(WARN, "region still in use", KVB_STR("rank", rank->name),
                         KVB_U64("region", region->slot->number), KVB_STATUS(status));
         start_unregister_now(region);
     }
-    if (region->reply_waits && status == KVB_OK) {
-        region->reply_waits = false;
+    if (region->stand == REPLACED && status == KVB_OK) {
+        set_stand(region, LEAVING);
         if (rank->connected) {
-            kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, region->reply_seq,
-                                     KVB_OK);
+            kvp_session_reply_status(rank->session, KVB_LINK_REGISTER_REGION, region->seq, KVB_OK);
         }
     }
-    if (region->in_op_left) {
-        region->in_op_left = false;
+    if (region->part == IN_UNREGISTER) {
+        set_part(region, LET_GO);
         struct kvp_unregister *op = &rank->unregister;
         if (status != KVB_OK) {
             kvp_rank_device_note_cause(rank);
@@ -710,8 +767,7 @@ static void begin_unregister(struct kvp_link_rank *rank, const char (*tags)[KVB_
              state != KVT_REGION_DRAINING)) {
             continue;
         }
-        region->in_op = true;
-        region->in_op_left = true;
+        set_part(region, IN_UNREGISTER);
         op->left++;
         if (state != KVT_REGION_DRAINING) {
             start_unregister(region, drain_ns, deadline_ns);
@@ -754,7 +810,7 @@ static kvb_status_t register_slots(struct kvp_link_rank *rank, const char (*tags
         }
         kvb_status_t status = start_register(slot->now);
         if (status == KVB_IN_PROGRESS) {
-            slot->now->in_register = true;
+            set_part(slot->now, IN_REGISTER);
             rank->registering.left++;
         } else if (status != KVB_OK) {
             KVB_LOG(ERROR, "region could not be registered", KVB_STR("rank", rank->name),
@@ -777,7 +833,10 @@ static void forget_registering(struct kvp_link_rank *rank)
 {
     kvb_list_each(&rank->regions, link)
     {
-        kvb_container_of(link, struct kvp_region, link)->in_register = false;
+        struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
+        if (region->part == IN_REGISTER) {
+            set_part(region, NO_PART);
+        }
     }
     rank->registering.left = 0;
 }
@@ -830,11 +889,10 @@ static void on_region_registered(void *arg, struct kvt_region *memory, kvb_statu
                         KVB_STATUS(status));
     }
     show(rank);
-    if (region->pending) {
-        region->pending = false;
+    if (region->stand == ARRIVING) {
         end_hand_over(region, status);
-    } else if (region->in_register) { /* undone by the register in progress, if need be */
-        region->in_register = false;
+    } else if (region->part == IN_REGISTER) { /* undone by the register in progress, if need be */
+        set_part(region, NO_PART);
         if (status != KVB_OK && rank->registering.status == KVB_OK) { /* the first one's */
             kvp_rank_device_note_cause(rank);
             rank->registering.status = status;
@@ -842,7 +900,7 @@ static void on_region_registered(void *arg, struct kvt_region *memory, kvb_statu
         if (--rank->registering.left == 0) {
             finish_register(rank, rank->registering.status);
         }
-    } else if (status != KVB_OK && region->slot->now == region && !region->in_op) {
+    } else if (status != KVB_OK && region->stand == CURRENT && region->part == NO_PART) {
         lose(region); /* it was there before an unregister that failed */
     } else if (status != KVB_OK) {
         drop(region);
@@ -878,7 +936,7 @@ static void tell_region(const struct kvp_region *region, kvp_region_fn each, voi
                   .tag = region->slot->tag,
                   .kind = kvt_memory_kind_text(desc->kind),
                   .state = kvt_region_state_text(kvt_region_state(region->memory)),
-                  .current = !region->dropped,
+                  .current = stands[region->stand].current,
                   .kept_across_sleep = desc->host_resident,
                   .generation = desc->generation,
                   .bytes = desc->len,
@@ -953,8 +1011,7 @@ void kvp_regions_stop(struct kvp_link_rank *rank)
     kvb_list_each(&rank->regions, link)
     {
         struct kvp_region *region = kvb_container_of(link, struct kvp_region, link);
-        region->in_op = false;
-        region->in_op_left = false;
+        set_part(region, NO_PART);
         drop(region);
     }
     struct kvp_unregister *op = &rank->unregister;
