@@ -14,12 +14,11 @@ static const char *word(const json_t *object, const char *key)
     return text != NULL ? text : "-";
 }
 
-static void put_grid(const struct kvp_frame *frame, struct kvp_grid *grid, FILE *out)
+static void put_table(const struct kvp_frame *frame, const struct kvp_column *columns,
+                      const json_t *rows, FILE *out)
 {
-    grid->bold_head = frame->bold;
     (void)fprintf(out, "\n");
-    kvp_grid_print(out, NULL, grid);
-    kvp_grid_cleanup(grid);
+    kvp_table_print(out, NULL, frame->bold, columns, rows);
 }
 
 /* ---- instances ---- */
@@ -58,34 +57,31 @@ static void put_tags(char *cell, const json_t *tags)
     }
 }
 
+/* Of a fingerprint the beginning is enough. */
+static void put_name(char *cell, const json_t *name)
+{
+    kvp_cell_text(cell, name);
+    cell[24] = '\0';
+}
+
+static const struct kvp_column of_instances[] = {
+    {"INSTANCE", "instance", kvp_cell_text, false},
+    {"TENANT", "tenant", kvp_cell_text, false},
+    {"SCHEDULER", "", put_scheduler, false},
+    {"MEMORY", "tags", put_tags, false},
+    {"RUNNING", "load.running", kvp_cell_count, true},
+    {"WAITING", "load.waiting", kvp_cell_count, true},
+    {"BLOCKS", "load.blocks_held", kvp_cell_count, true},
+    {"VERSION", "weight_version", kvp_cell_text, false},
+    {"SHARED AS", "lineage.weights_name", put_name, false},
+    {NULL},
+};
+
 static void put_instances(const struct kvp_frame *frame, const json_t *instances, FILE *out)
 {
-    static const char *const head[] = {"INSTANCE", "TENANT", "SCHEDULER", "MEMORY",    "RUNNING",
-                                       "WAITING",  "BLOCKS", "VERSION",   "SHARED AS", NULL};
-    struct kvp_grid grid = {0};
     size_t i;
     const json_t *instance;
-    kvp_grid_head(&grid, head);
-    json_array_foreach(instances, i, instance)
-    {
-        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
-        const json_t *load = json_object_get(instance, "load");
-        if (row == NULL) {
-            break;
-        }
-        kvp_cell_text(row[0], json_object_get(instance, "instance"));
-        kvp_cell_text(row[1], json_object_get(instance, "tenant"));
-        put_scheduler(row[2], instance);
-        put_tags(row[3], json_object_get(instance, "tags"));
-        kvp_cell_count(row[4], json_object_get(load, "running"));
-        kvp_cell_count(row[5], json_object_get(load, "waiting"));
-        kvp_cell_count(row[6], json_object_get(load, "blocks_held"));
-        kvp_cell_text(row[7], json_object_get(instance, "weight_version"));
-        kvp_cell_text(row[8],
-                      json_object_get(json_object_get(instance, "lineage"), "weights_name"));
-        row[8][24] = '\0'; /* of a fingerprint the beginning is enough */
-    }
-    put_grid(frame, &grid, out);
+    put_table(frame, of_instances, instances, out);
     json_array_foreach(instances, i, instance)
     {
         const json_t *why = json_object_get(instance, "not_ready");
@@ -141,36 +137,28 @@ static void put_queues(const json_t *queues, FILE *out)
 
 /* ---- nodes ---- */
 
-static void put_nodes(const struct kvp_frame *frame, const json_t *nodes, FILE *out)
+/* And what part of its capacity that is. */
+static void put_used(char *cell, const json_t *node)
 {
-    static const char *const head[] = {"NODE",    "STATE", "BY",  "CAPACITY", "USED",
-                                       "OBJECTS", "PUT",   "GET", NULL};
-    struct kvp_grid grid = {0};
-    size_t i;
-    const json_t *node;
-    kvp_grid_head(&grid, head);
-    json_array_foreach(nodes, i, node)
-    {
-        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
-        double capacity = json_number_value(json_object_get(node, "capacity_bytes"));
-        double used = json_number_value(json_object_get(node, "used_bytes"));
-        if (row == NULL) {
-            break;
-        }
-        kvp_cell_text(row[0], json_object_get(node, "name"));
-        kvp_cell_text(row[1], json_object_get(node, "state"));
-        kvp_cell_text(row[2], json_object_get(node, "transport"));
-        kvp_cell_bytes(row[3], json_object_get(node, "capacity_bytes"));
-        kvp_cell_bytes(row[4], json_object_get(node, "used_bytes"));
-        size_t len = strlen(row[4]);
-        (void)snprintf(row[4] + len, KVP_CELL_MAX - len, " %.0f%%",
-                       capacity > 0 ? 100 * used / capacity : 0);
-        kvp_cell_count(row[5], json_object_get(node, "objects"));
-        kvp_cell_rate(row[6], node, "puts_per_s", "put_bytes_per_s");
-        kvp_cell_rate(row[7], node, "gets_per_s", "get_bytes_per_s");
-    }
-    put_grid(frame, &grid, out);
+    double capacity = json_number_value(json_object_get(node, "capacity_bytes"));
+    double used = json_number_value(json_object_get(node, "used_bytes"));
+    kvp_cell_bytes(cell, json_object_get(node, "used_bytes"));
+    size_t len = strlen(cell);
+    (void)snprintf(cell + len, KVP_CELL_MAX - len, " %.0f%%",
+                   capacity > 0 ? 100 * used / capacity : 0);
 }
+
+static const struct kvp_column of_nodes[] = {
+    {"NODE", "name", kvp_cell_text, false},
+    {"STATE", "state", kvp_cell_text, false},
+    {"BY", "transport", kvp_cell_text, false},
+    {"CAPACITY", "capacity_bytes", kvp_cell_bytes, true},
+    {"USED", "", put_used, true},
+    {"OBJECTS", "objects", kvp_cell_count, true},
+    {"PUT", "", kvp_cell_puts, false},
+    {"GET", "", kvp_cell_gets, false},
+    {NULL},
+};
 
 /* ---- operations ---- */
 
@@ -202,11 +190,21 @@ static struct kvp_progress *progress_of(struct kvp_frame *frame, const json_t *o
     return &frame->running[free_one].progress;
 }
 
+static const struct kvp_column of_operations[] = {
+    {"ENDED", "id", kvp_cell_count, false},
+    {"OPERATION", "operation", kvp_cell_text, false},
+    {"INSTANCE", "instance", kvp_cell_text, false},
+    {"RESULT", "result", kvp_cell_text, false},
+    {"TOOK", "elapsed_ms", kvp_cell_took, true},
+    {"MESSAGE", "message", kvp_cell_text, false},
+    {NULL},
+};
+
 static void put_operations(struct kvp_frame *frame, const json_t *operations, size_t width,
                            FILE *out)
 {
     size_t i;
-    size_t ended = 0;
+    json_t *ended;
     const json_t *operation;
     bool any = false;
     char line[KVP_PROGRESS_MAX];
@@ -223,29 +221,16 @@ static void put_operations(struct kvp_frame *frame, const json_t *operations, si
             any = true;
         }
     }
-    static const char *const head[] = {"ENDED", "OPERATION", "INSTANCE", "RESULT",
-                                       "TOOK",  "MESSAGE",   NULL};
-    struct kvp_grid grid = {0};
-    kvp_grid_head(&grid, head);
-    json_array_foreach(operations, i, operation)
+    json_t *latest = json_array();
+    json_array_foreach(operations, i, ended)
     {
-        if (strcmp(word(operation, "status"), "running") == 0 || ended == KVP_FRAME_OPERATIONS) {
-            continue;
+        if (strcmp(word(ended, "status"), "running") != 0 &&
+            json_array_size(latest) < KVP_FRAME_OPERATIONS) {
+            (void)json_array_append(latest, ended);
         }
-        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
-        if (row == NULL) {
-            break;
-        }
-        ended++;
-        kvp_cell_count(row[0], json_object_get(operation, "id"));
-        kvp_cell_text(row[1], json_object_get(operation, "operation"));
-        kvp_cell_text(row[2], json_object_get(operation, "instance"));
-        kvp_cell_text(row[3], json_object_get(operation, "result"));
-        (void)snprintf(row[4], KVP_CELL_MAX, "%.3f s",
-                       json_number_value(json_object_get(operation, "elapsed_ms")) / 1e3);
-        kvp_cell_text(row[5], json_object_get(operation, "message"));
     }
-    put_grid(frame, &grid, out);
+    put_table(frame, of_operations, latest, out);
+    json_decref(latest);
 }
 
 void kvp_frame_write(struct kvp_frame *frame, const json_t *all, size_t width, FILE *out)
@@ -259,7 +244,7 @@ void kvp_frame_write(struct kvp_frame *frame, const json_t *all, size_t width, F
         json_integer_value(json_object_get(cluster, "nodes")));
     put_instances(frame, json_object_get(all, "own_instances"), out);
     put_queues(json_object_get(all, "queues"), out);
-    put_nodes(frame, json_object_get(all, "nodes"), out);
+    put_table(frame, of_nodes, json_object_get(all, "nodes"), out);
     put_operations(frame, json_object_get(all, "operations"), width, out);
 }
 

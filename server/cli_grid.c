@@ -1,59 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_grid.h"
 
+#include "base/status.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-char (*kvp_grid_row(struct kvp_grid *grid))[KVP_CELL_MAX]
+typedef char row_cells[KVP_COLUMNS_MAX][KVP_CELL_MAX];
+
+static const json_t *value_of(const json_t *row, const char *member)
 {
-    if (grid->rows == grid->cap) {
-        size_t cap = grid->cap * 2 + 16;
-        char(*cells)[KVP_COLUMNS_MAX][KVP_CELL_MAX] = realloc(grid->cells, cap * sizeof *cells);
-        if (cells == NULL) {
-            return NULL;
-        }
-        grid->cells = cells;
-        grid->cap = cap;
+    const char *dot = strchr(member, '.');
+    char outer[32];
+    if (dot == NULL) {
+        return member[0] == '\0' ? row : json_object_get(row, member);
     }
-    memset(grid->cells[grid->rows], 0, sizeof *grid->cells);
-    return grid->cells[grid->rows++];
+    (void)snprintf(outer, sizeof outer, "%.*s", (int)(dot - member), member);
+    return json_object_get(json_object_get(row, outer), dot + 1);
 }
 
-void kvp_grid_print(FILE *out, const char *title, const struct kvp_grid *grid)
+static void print_row(FILE *out, int indent, const struct kvp_column *columns, size_t ncolumns,
+                      const size_t *widths, row_cells cells)
+{
+    for (size_t k = 0; k < ncolumns; k++) {
+        int width = k + 1 == ncolumns && !columns[k].right ? 0 : (int)widths[k];
+        (void)fprintf(out, "%*s%*s", k > 0 ? 2 : indent, "", columns[k].right ? width : -width,
+                      cells[k]);
+    }
+}
+
+void kvp_table_print(FILE *out, const char *title, bool bold, const struct kvp_column *columns,
+                     const json_t *rows)
 {
     size_t widths[KVP_COLUMNS_MAX] = {0};
-    for (size_t i = 0; i < grid->rows; i++) {
-        for (size_t k = 0; k < grid->columns; k++) {
-            size_t len = strlen(grid->cells[i][k]);
-            widths[k] = len > widths[k] ? len : widths[k];
+    size_t nrows = json_array_size(rows) + 1;
+    size_t ncolumns = 0;
+    row_cells *cells = calloc(nrows, sizeof *cells);
+    if (cells == NULL) {
+        (void)fprintf(out, "%s\n", kvb_status_text(KVB_ERR_NO_MEMORY));
+        return;
+    }
+    for (; columns[ncolumns].head != NULL; ncolumns++) {
+        const struct kvp_column *column = &columns[ncolumns];
+        for (size_t i = 0; i < nrows; i++) {
+            char *cell = cells[i][ncolumns];
+            if (i == 0) {
+                (void)snprintf(cell, KVP_CELL_MAX, "%s", column->head);
+            } else {
+                column->cell(cell, value_of(json_array_get(rows, i - 1), column->member));
+            }
+            size_t len = strlen(cell);
+            widths[ncolumns] = len > widths[ncolumns] ? len : widths[ncolumns];
         }
     }
     if (title != NULL) {
         (void)fprintf(out, "\n%s\n", title);
     }
-    int indent = title != NULL ? 2 : 0;
-    for (size_t i = 0; i < grid->rows; i++) {
-        bool bold = i == 0 && grid->bold_head;
-        (void)fprintf(out, "%s", bold ? "\x1b[1m" : "");
-        for (size_t k = 0; k < grid->columns; k++) {
-            bool last = k + 1 == grid->columns;
-            (void)fprintf(out, "%*s%-*s", k > 0 ? 2 : indent, "", last ? 0 : (int)widths[k],
-                          grid->cells[i][k]);
-        }
-        (void)fprintf(out, "%s\n", bold ? "\x1b[0m" : "");
+    for (size_t i = 0; i < nrows; i++) {
+        bool head = i == 0 && bold;
+        (void)fprintf(out, "%s", head ? "\x1b[1m" : "");
+        print_row(out, title != NULL ? 2 : 0, columns, ncolumns, widths, cells[i]);
+        (void)fprintf(out, "%s\n", head ? "\x1b[0m" : "");
     }
-}
-
-void kvp_grid_head(struct kvp_grid *grid, const char *const *names)
-{
-    char(*row)[KVP_CELL_MAX] = kvp_grid_row(grid);
-    for (grid->columns = 0; names[grid->columns] != NULL; grid->columns++) {
-        if (row != NULL) {
-            (void)snprintf(row[grid->columns], KVP_CELL_MAX, "%s", names[grid->columns]);
-        }
-    }
+    free(cells);
 }
 
 void kvp_cell_clean(char *text)
@@ -101,12 +112,36 @@ void kvp_cell_bytes(char *cell, const json_t *value)
     (void)snprintf(cell, KVP_CELL_MAX, whole ? "%.0f %s" : "%.1f %s", number, units[unit]);
 }
 
-void kvp_cell_rate(char *cell, const json_t *object, const char *per_s, const char *bytes_per_s)
+void kvp_cell_length(char *cell, const json_t *value)
+{
+    (void)snprintf(cell, KVP_CELL_MAX, "%zu", json_array_size(value));
+}
+
+void kvp_cell_yes(char *cell, const json_t *value)
+{
+    (void)snprintf(cell, KVP_CELL_MAX, "%s", json_is_true(value) ? "yes" : "no");
+}
+
+static void put_rate(char *cell, const json_t *per_s, const json_t *bytes_per_s)
 {
     char of_bytes[KVP_CELL_MAX];
-    kvp_cell_bytes(of_bytes, json_object_get(object, bytes_per_s));
-    (void)snprintf(cell, KVP_CELL_MAX, "%.0f/s %.40s/s",
-                   json_number_value(json_object_get(object, per_s)), of_bytes);
+    kvp_cell_bytes(of_bytes, bytes_per_s);
+    (void)snprintf(cell, KVP_CELL_MAX, "%.0f/s %.40s/s", json_number_value(per_s), of_bytes);
+}
+
+void kvp_cell_puts(char *cell, const json_t *node)
+{
+    put_rate(cell, json_object_get(node, "puts_per_s"), json_object_get(node, "put_bytes_per_s"));
+}
+
+void kvp_cell_gets(char *cell, const json_t *node)
+{
+    put_rate(cell, json_object_get(node, "gets_per_s"), json_object_get(node, "get_bytes_per_s"));
+}
+
+void kvp_cell_took(char *cell, const json_t *value)
+{
+    (void)snprintf(cell, KVP_CELL_MAX, "%.3f s", json_number_value(value) / 1e3);
 }
 
 void kvp_cell_ago(char *cell, const json_t *value)
@@ -125,10 +160,4 @@ void kvp_cell_as_of(char *cell, const json_t *value)
     } else {
         (void)snprintf(cell, KVP_CELL_MAX, "now");
     }
-}
-
-void kvp_grid_cleanup(struct kvp_grid *grid)
-{
-    free(grid->cells);
-    *grid = (struct kvp_grid){0};
 }

@@ -8,30 +8,31 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Tables of text, for people: columns as wide as their widest cell. Zeroes are an empty one. */
-enum { KVP_COLUMNS_MAX = 10, KVP_CELL_MAX = 72 };
+/* Lists of an answer as tables of text, for people: columns as wide as their widest cell. */
+enum { KVP_COLUMNS_MAX = 11, KVP_CELL_MAX = 72 };
 
-struct kvp_grid {
-    size_t columns;
-    size_t rows;
-    size_t cap;
-    bool bold_head;                               /* the first row, on a terminal */
-    char (*cells)[KVP_COLUMNS_MAX][KVP_CELL_MAX]; /* NULL: out of memory, or no row yet */
+struct kvp_column {
+    const char *head;   /* NULL: there are no more */
+    const char *member; /* of a row that it shows; NAME.NAME: of a member of it; "": all of it */
+    void (*cell)(char cell[KVP_CELL_MAX], const json_t *value); /* value NULL: it has none */
+    bool right;                                                 /* aligned */
 };
 
-/* A row of empty cells; NULL: out of memory. */
-char (*kvp_grid_row(struct kvp_grid *grid))[KVP_CELL_MAX];
-void kvp_grid_head(struct kvp_grid *grid, const char *const *names); /* names end with NULL */
-/* title: NULL: none. */
-void kvp_grid_print(FILE *out, const char *title, const struct kvp_grid *grid);
-void kvp_grid_cleanup(struct kvp_grid *grid);
+/* A line of heads, and one for each object of rows. title: NULL: none; bold: the heads, on a
+ * terminal. */
+void kvp_table_print(FILE *out, const char *title, bool bold, const struct kvp_column *columns,
+                     const json_t *rows);
 
 /* A value of an answer in a cell; "-" where there is none. What could move a terminal's cursor is
  * shown as `?`. */
 void kvp_cell_text(char *cell, const json_t *value);
 void kvp_cell_count(char *cell, const json_t *value);
 void kvp_cell_bytes(char *cell, const json_t *value);
-void kvp_cell_rate(char *cell, const json_t *object, const char *per_s, const char *bytes_per_s);
+void kvp_cell_length(char *cell, const json_t *value); /* of an array */
+void kvp_cell_yes(char *cell, const json_t *value);    /* yes, or no */
+void kvp_cell_puts(char *cell, const json_t *node);    /* their rate, and that of their bytes */
+void kvp_cell_gets(char *cell, const json_t *node);
+void kvp_cell_took(char *cell, const json_t *value);  /* milliseconds, as seconds */
 void kvp_cell_ago(char *cell, const json_t *value);   /* seconds; null: never */
 void kvp_cell_as_of(char *cell, const json_t *value); /* the same; none: now */
 void kvp_cell_clean(char *text);

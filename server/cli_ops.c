@@ -12,41 +12,40 @@ static bool is_of(const struct kvp_cli *cli, const json_t *operation)
     return cli->instance == NULL || (instance != NULL && strcmp(instance, cli->instance) == 0);
 }
 
+static const struct kvp_column columns[] = {
+    {"ID", "id", kvp_cell_count, false},
+    {"OPERATION", "operation", kvp_cell_text, false},
+    {"INSTANCE", "instance", kvp_cell_text, false},
+    {"STATUS", "status", kvp_cell_text, false},
+    {"RESULT", "result", kvp_cell_text, false},
+    {"STEP", "step", kvp_cell_text, false},
+    {"TOOK", "elapsed_ms", kvp_cell_took, true},
+    {NULL},
+};
+
 static int list(struct kvp_cli *cli)
 {
-    static const char *const head[] = {"ID",     "OPERATION", "INSTANCE", "STATUS",
-                                       "RESULT", "STEP",      "TOOK",     NULL};
-    struct kvp_grid grid = {0};
     size_t i;
-    const json_t *operation;
+    json_t *operation;
     int rc;
     json_t *answer = kvp_call_fetch_all(&cli->call, "/v1/kvplane/operations", "operations", &rc);
     if (answer == NULL) {
         return rc;
     }
-    kvp_grid_head(&grid, head);
-    json_array_foreach(json_object_get(answer, "operations"), i, operation)
-    {
-        char(*row)[KVP_CELL_MAX] = is_of(cli, operation) ? kvp_grid_row(&grid) : NULL;
-        if (row == NULL) {
-            continue;
-        }
-        kvp_cell_count(row[0], json_object_get(operation, "id"));
-        kvp_cell_text(row[1], json_object_get(operation, "operation"));
-        kvp_cell_text(row[2], json_object_get(operation, "instance"));
-        kvp_cell_text(row[3], json_object_get(operation, "status"));
-        kvp_cell_text(row[4], json_object_get(operation, "result"));
-        kvp_cell_text(row[5], json_object_get(operation, "step"));
-        (void)snprintf(row[6], KVP_CELL_MAX, "%.3f s",
-                       json_number_value(json_object_get(operation, "elapsed_ms")) / 1e3);
-    }
     if (cli->json) {
         (void)json_dumpf(answer, stdout, JSON_COMPACT);
         (void)printf("\n");
     } else {
-        kvp_grid_print(stdout, NULL, &grid);
+        json_t *wanted = json_array();
+        json_array_foreach(json_object_get(answer, "operations"), i, operation)
+        {
+            if (is_of(cli, operation)) {
+                (void)json_array_append(wanted, operation);
+            }
+        }
+        kvp_table_print(stdout, NULL, false, columns, wanted);
+        json_decref(wanted);
     }
-    kvp_grid_cleanup(&grid);
     json_decref(answer);
     return KVP_CLI_DONE;
 }

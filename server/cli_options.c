@@ -21,7 +21,7 @@ static const struct {
     enum kind kind;
     size_t offset;
 } options[] = {
-    {VERBS " status ops",
+    {VERBS " status ops regions queues",
      {"instance", "NAME", NULL, "which one, where several are attached; '*' (of a verb): all",
       NULL},
      TEXT,
@@ -64,6 +64,14 @@ static const struct {
      SWITCH,
      FIELD(follow)},
     {"events", {"after", "ID", NULL, "only what came after that one", NULL}, TEXT, FIELD(after)},
+    {"objects", {"namespace", "TENANT", NULL, "whose objects", NULL}, PARAMETER, 0},
+    {"objects", {"layout", "TEXT", NULL, "only of that one", NULL}, PARAMETER, 0},
+    {"objects", {"lineage", "ID", NULL, "only of that one", NULL}, PARAMETER, 0},
+    {"objects", {"limit", "N", NULL, "so many at most, 1 to 1000 (100)", NULL}, PARAMETER, 0},
+    {"objects",
+     {"cursor", "NEXT", NULL, "go on behind another page, as it said", NULL},
+     PARAMETER,
+     0},
     {"top", {"interval", "SECONDS", NULL, "between two screens (1)", NULL}, TEXT, FIELD(interval)},
     {NULL,
      {"json", NULL, NULL, "the answer as it came; of events one on each line", NULL},
@@ -211,7 +219,7 @@ int kvp_cli_read(struct kvp_cli *cli, int argc, char **argv)
             return kvp_cli_bad_usage(cli, arg, "too long");
         }
     }
-    bool named = cli->instance != NULL && is_word_of(VERBS, cli->command);
+    bool named = cli->instance != NULL && is_word_of(VERBS " regions queues", cli->command);
     return named && !add_parameter(cli, "instance", cli->instance)
                ? kvp_cli_bad_usage(cli, cli->instance, "too long")
                : KVP_CLI_DONE;

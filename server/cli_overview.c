@@ -24,84 +24,35 @@ static void print_cluster(const json_t *cluster)
     }
 }
 
-static void print_nodes(const json_t *nodes)
-{
-    static const char *const head[] = {"NAME",     "ADDRESS",   "STATE",   "BY",
-                                       "CAPACITY", "USED",      "OBJECTS", "PUT",
-                                       "GET",      "LAST SEEN", NULL};
-    struct kvp_grid grid = {0};
-    size_t i;
-    const json_t *node;
-    kvp_grid_head(&grid, head);
-    json_array_foreach(nodes, i, node)
-    {
-        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
-        if (row == NULL) {
-            break;
-        }
-        kvp_cell_text(row[0], json_object_get(node, "name"));
-        kvp_cell_text(row[1], json_object_get(node, "address"));
-        kvp_cell_text(row[2], json_object_get(node, "state"));
-        kvp_cell_text(row[3], json_object_get(node, "transport"));
-        kvp_cell_bytes(row[4], json_object_get(node, "capacity_bytes"));
-        kvp_cell_bytes(row[5], json_object_get(node, "used_bytes"));
-        kvp_cell_count(row[6], json_object_get(node, "objects"));
-        kvp_cell_rate(row[7], node, "puts_per_s", "put_bytes_per_s");
-        kvp_cell_rate(row[8], node, "gets_per_s", "get_bytes_per_s");
-        kvp_cell_ago(row[9], json_object_get(node, "last_seen_s"));
-    }
-    kvp_grid_print(stdout, "nodes", &grid);
-    kvp_grid_cleanup(&grid);
-}
+static const struct kvp_column of_nodes[] = {
+    {"NAME", "name", kvp_cell_text, false},
+    {"ADDRESS", "address", kvp_cell_text, false},
+    {"STATE", "state", kvp_cell_text, false},
+    {"BY", "transport", kvp_cell_text, false},
+    {"CAPACITY", "capacity_bytes", kvp_cell_bytes, true},
+    {"USED", "used_bytes", kvp_cell_bytes, true},
+    {"OBJECTS", "objects", kvp_cell_count, true},
+    {"PUT", "", kvp_cell_puts, false},
+    {"GET", "", kvp_cell_gets, false},
+    {"LAST SEEN", "last_seen_s", kvp_cell_ago, true},
+    {NULL},
+};
 
-static void print_tenants(const json_t *tenants)
-{
-    static const char *const head[] = {"NAME", "LINEAGES", "USED", "OBJECTS", "QUOTA", NULL};
-    struct kvp_grid grid = {0};
-    size_t i;
-    const json_t *tenant;
-    kvp_grid_head(&grid, head);
-    json_array_foreach(tenants, i, tenant)
-    {
-        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
-        if (row == NULL) {
-            break;
-        }
-        kvp_cell_text(row[0], json_object_get(tenant, "name"));
-        (void)snprintf(row[1], KVP_CELL_MAX, "%zu",
-                       json_array_size(json_object_get(tenant, "lineages")));
-        kvp_cell_bytes(row[2], json_object_get(tenant, "used_bytes"));
-        kvp_cell_count(row[3], json_object_get(tenant, "objects"));
-        kvp_cell_bytes(row[4], json_object_get(tenant, "quota_bytes"));
-    }
-    kvp_grid_print(stdout, "tenants", &grid);
-    kvp_grid_cleanup(&grid);
-}
+static const struct kvp_column of_tenants[] = {
+    {"NAME", "name", kvp_cell_text, false},         {"LINEAGES", "lineages", kvp_cell_length, true},
+    {"USED", "used_bytes", kvp_cell_bytes, true},   {"OBJECTS", "objects", kvp_cell_count, true},
+    {"QUOTA", "quota_bytes", kvp_cell_bytes, true}, {NULL},
+};
 
-static void print_instances(const json_t *instances)
-{
-    static const char *const head[] = {"NAME",    "TENANT",    "STATE", "AS OF",
-                                       "VERSION", "SHARED AS", NULL};
-    struct kvp_grid grid = {0};
-    size_t i;
-    const json_t *instance;
-    kvp_grid_head(&grid, head);
-    json_array_foreach(instances, i, instance)
-    {
-        char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
-        if (row == NULL) {
-            break;
-        }
-        kvp_cell_text(row[0], json_object_get(instance, "instance"));
-        kvp_cell_text(row[1], json_object_get(instance, "tenant"));
-        kvp_cell_text(row[2], json_object_get(instance, "state"));
-        kvp_cell_as_of(row[3], json_object_get(instance, "age_s"));
-        kvp_cell_text(row[4], json_object_get(instance, "weight_version"));
-        kvp_cell_text(row[5], json_object_get(instance, "weights_name"));
-    }
-    kvp_grid_print(stdout, "instances", &grid);
-    kvp_grid_cleanup(&grid);
-}
+static const struct kvp_column of_instances[] = {
+    {"NAME", "instance", kvp_cell_text, false},
+    {"TENANT", "tenant", kvp_cell_text, false},
+    {"STATE", "state", kvp_cell_text, false},
+    {"AS OF", "age_s", kvp_cell_as_of, false},
+    {"VERSION", "weight_version", kvp_cell_text, false},
+    {"SHARED AS", "weights_name", kvp_cell_text, false},
+    {NULL},
+};
 
 static void rank_state(char *cell, const json_t *rank)
 {
@@ -145,41 +96,39 @@ static void references(char *cell, const json_t *held)
     }
 }
 
+static const struct kvp_column of_ranks[] = {
+    {"INSTANCE", "instance", kvp_cell_text, false},
+    {"RANK", "rank", kvp_cell_count, true},
+    {"STATE", "", rank_state, false},
+    {"REGIONS", "registered_regions", kvp_cell_count, true},
+    {"BYTES", "registered_bytes", kvp_cell_bytes, true},
+    {"HELPER", "helper.pid", kvp_cell_count, true},
+    {"HOLDS", "helper.held", references, true},
+    {"PATH", "helper.path", kvp_cell_text, false},
+    {"KILLS", "helper.kills", kvp_cell_count, true},
+    {"LAST CAUSE", "helper.last_cause", kvp_cell_text, false},
+    {NULL},
+};
+
 static void print_ranks(const json_t *instances)
 {
-    static const char *const head[] = {"INSTANCE", "RANK", "STATE", "REGIONS",    "BYTES", "HELPER",
-                                       "HOLDS",    "PATH", "KILLS", "LAST CAUSE", NULL};
-    struct kvp_grid grid = {0};
     size_t i;
     size_t k;
     const json_t *instance;
-    const json_t *rank;
-    kvp_grid_head(&grid, head);
+    json_t *rank;
+    json_t *ranks = json_array();
     json_array_foreach(instances, i, instance)
     {
         json_array_foreach(json_object_get(instance, "rank_states"), k, rank)
         {
-            char(*row)[KVP_CELL_MAX] = kvp_grid_row(&grid);
-            if (row == NULL) {
-                break;
-            }
-            const json_t *helper = json_object_get(rank, "helper");
-            kvp_cell_text(row[0], json_object_get(instance, "instance"));
-            kvp_cell_count(row[1], json_object_get(rank, "rank"));
-            rank_state(row[2], rank);
-            kvp_cell_count(row[3], json_object_get(rank, "registered_regions"));
-            kvp_cell_bytes(row[4], json_object_get(rank, "registered_bytes"));
-            kvp_cell_count(row[5], json_object_get(helper, "pid"));
-            references(row[6], json_object_get(helper, "held"));
-            kvp_cell_text(row[7], json_object_get(helper, "path"));
-            kvp_cell_count(row[8], json_object_get(helper, "kills"));
-            kvp_cell_text(row[9], json_object_get(helper, "last_cause"));
+            (void)json_object_set(rank, "instance", json_object_get(instance, "instance"));
+            (void)json_array_append(ranks, rank);
         }
     }
-    if (grid.rows > 1) {
-        kvp_grid_print(stdout, "ranks of this daemon", &grid);
+    if (json_array_size(ranks) > 0) {
+        kvp_table_print(stdout, "ranks of this daemon", false, of_ranks, ranks);
     }
-    kvp_grid_cleanup(&grid);
+    json_decref(ranks);
 }
 
 json_t *kvp_call_collect(struct kvp_call *call, int *rc_p)
@@ -224,9 +173,10 @@ int kvp_cli_overview(struct kvp_call *call, bool json)
         (void)printf("\n");
     } else if (all != NULL) {
         print_cluster(json_object_get(all, "cluster"));
-        print_nodes(json_object_get(all, "nodes"));
-        print_tenants(json_object_get(all, "tenants"));
-        print_instances(json_object_get(all, "instances"));
+        kvp_table_print(stdout, "nodes", false, of_nodes, json_object_get(all, "nodes"));
+        kvp_table_print(stdout, "tenants", false, of_tenants, json_object_get(all, "tenants"));
+        kvp_table_print(stdout, "instances", false, of_instances,
+                        json_object_get(all, "instances"));
         print_ranks(json_object_get(all, "own_instances"));
     }
     json_decref(all);

@@ -6,6 +6,7 @@
 
 /* The client commands that are more than a call; each returns an exit code. */
 int kvp_cli_ops(struct kvp_cli *cli);
+int kvp_cli_list(struct kvp_cli *cli); /* regions, queues, objects */
 int kvp_cli_events(struct kvp_cli *cli);
 int kvp_cli_top(struct kvp_cli *cli);
 

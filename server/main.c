@@ -81,6 +81,10 @@ static const struct kvp_command list[] = {
     CLIENT("events", "what has happened, and what happens",
            "One on a line. With --follow it connects again when the daemon was away, and goes on "
            "where it was. "),
+    CLIENT("regions", "memory that engines have handed over", ""),
+    CLIENT("queues", "transfers and lookups that wait and run", ""),
+    CLIENT("objects", "what is stored for a tenant",
+           "A page: what comes after it, and nodes that did not answer, is said on stderr. "),
     {"config", config_main, "[store] [show|table] | mooncake | gate | metrics",
      "store show table mooncake gate metrics",
      "what is in force, every key, and what becomes of Mooncake's",

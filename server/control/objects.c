@@ -433,7 +433,10 @@ void kvp_read_existing(struct kvp_control *control, struct kvp_request *request)
 void kvp_read_object(struct kvp_control *control, struct kvp_request *request)
 {
     const struct kvp_params *params = &request->params;
-    if (!kvp_given(params, KVP_PARAM_namespace)) {
+    if (!kvp_given(params, KVP_PARAM_namespace) && !kvp_given(params, KVP_PARAM_key)) {
+        kvp_control_reply_error(control, request, KVB_ERR_INVALID, "key",
+                                "key is needed, or namespace for a list of objects");
+    } else if (!kvp_given(params, KVP_PARAM_namespace)) {
         ask(control, request, KVS_EXISTS);
     } else if (!kvp_given(params, KVP_PARAM_key)) {
         kvp_list_objects(control, request);

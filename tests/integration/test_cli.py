@@ -113,6 +113,39 @@ class Cli(Commands):
         self.assertTrue(daemon.instance("a")["ready"])
         self.clean(engine, daemon)
 
+    def test_regions_queues_and_objects_are_listed(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        self.engine(daemon, "b")
+        self.assertGreater(engine.run(0, 20)["stored"], 3)
+        regions = self.kvplane(daemon, "regions", "--instance", "a")
+        self.assertEqual(regions.returncode, 0, regions.stderr)
+        self.assertRegex(regions.stdout, r"(?m)^INSTANCE +RANK +REGION +TAG +KIND +STATE ")
+        self.assertRegex(regions.stdout,
+                         r"(?m)^a +0 +\d+ +kv_cache +host +registered +yes +\d+ +[\d.]+ [KM]iB ")
+        self.assertNotRegex(regions.stdout, "(?m)^b ")
+        self.assertRegex(self.kvplane(daemon, "regions").stdout, "(?m)^b +0 ")
+        queues = self.kvplane(daemon, "queues").stdout
+        for queue in ("get", "lookup", "put"):
+            self.assertRegex(queues, rf"(?m)^a +0 +{queue} +\d+ +\d+ ")
+        self.assertEqual(
+            {row["queue"] for row in json.loads(
+                self.kvplane(daemon, "queues", "--json", "--instance", "b").stdout)["queues"]},
+            {"get", "lookup", "put"})
+        self.assertEqual(self.kvplane(daemon, "queues", "--instance", "nobody").returncode, 1)
+        stored = json.loads(self.kvplane(daemon, "objects", "--namespace", "default", "--json",
+                                         "--limit", "1000").stdout)["objects"]
+        self.assertGreater(len(stored), 3)
+        page = self.kvplane(daemon, "objects", "--namespace", "default", "--limit", "2")
+        self.assertEqual(len(page.stdout.splitlines()), 3, page.stdout)
+        self.assertIn(stored[0]["key"], page.stdout)
+        cursor = re.search(r"there is more: --cursor (\S+)", page.stderr)
+        rest = self.kvplane(daemon, "objects", "--namespace", "default", "--limit", "1000",
+                            "--cursor", cursor[1])
+        self.assertEqual(len(rest.stdout.splitlines()), len(stored) - 1)
+        self.assertEqual(rest.stderr, "")
+        self.assertIn("namespace", self.kvplane(daemon, "objects").stderr)
+
     def test_events_are_listed_on_as_many_pages_as_there_are(self):
         daemon = self.daemon()
         engine = self.engine(daemon, "a")

@@ -75,6 +75,42 @@ Test(cli, what_others_say_moves_no_cursor)
     cr_assert_str_eq(text, "a?[2Jb?c??d \xe2\x80\xa6");
 }
 
+static void number_of(char *cell, const json_t *row)
+{
+    kvp_cell_count(cell, json_object_get(row, "n"));
+}
+
+Test(cli, a_table_is_as_wide_as_its_cells_and_aligned_as_its_columns_say)
+{
+    static const struct kvp_column columns[] = {
+        {"NAME", "name", kvp_cell_text, false},  {"N", "", number_of, true},
+        {"WHO", "of.who", kvp_cell_text, false}, {"TOOK", "ms", kvp_cell_took, true},
+        {"LAST", "x.y", kvp_cell_text, false},   {NULL},
+    };
+    static const char *const titles[] = {NULL, "those"};
+    static const char *const want[] = {"NAME      N  WHO     TOOK  LAST\n"
+                                       "a        12  me   0.002 s  -\n"
+                                       "longer?   3  -    0.000 s  end\n",
+                                       "\nthose\n"
+                                       "  NAME      N  WHO     TOOK  LAST\n"
+                                       "  a        12  me   0.002 s  -\n"
+                                       "  longer?   3  -    0.000 s  end\n"};
+    json_t *rows = json_loads("[{\"name\":\"a\",\"n\":12,\"of\":{\"who\":\"me\"},\"ms\":2},"
+                              "{\"name\":\"longer\\u001b\",\"n\":3,\"x\":{\"y\":\"end\"}}]",
+                              0, NULL);
+    cr_assert_not_null(rows);
+    for (int i = 0; i < 2; i++) {
+        char *text;
+        size_t len;
+        FILE *out = open_memstream(&text, &len);
+        kvp_table_print(out, titles[i], false, columns, rows);
+        fclose(out);
+        cr_expect_str_eq(text, want[i]);
+        free(text);
+    }
+    json_decref(rows);
+}
+
 /* ---- progress ---- */
 
 static const char *line_of(struct kvp_progress *progress, const char *json, size_t width)
