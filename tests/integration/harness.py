@@ -46,6 +46,7 @@ def until(what, condition, deadline_s=DEADLINE_S):
 
 class Process:
     """A process of the program, or of another; stdout is read by line, stderr goes to a file."""
+    BEFORE = ()  # a command that becomes it by exec, as `nsenter`
 
     def __init__(self, args, directory, name, pass_fds=(), env=None, program=None,
                  stdin=subprocess.DEVNULL):
@@ -56,7 +57,7 @@ class Process:
         environment.update(env or {})
         with open(self.stderr_path, "ab") as err:
             self.popen = subprocess.Popen(
-                [program or PROGRAM] + args, stdin=stdin, stdout=subprocess.PIPE, stderr=err,
+                [*self.BEFORE, program or PROGRAM, *args], stdin=stdin, stdout=subprocess.PIPE, stderr=err,
                 pass_fds=pass_fds, env=environment)
 
     @property
