@@ -53,7 +53,7 @@ struct kvp_daemon {
     struct kvp_link *link;
     struct kvp_control *control;
     struct kvp_rest rest;
-    _Atomic(uint64_t) parsing_since_ns; /* kvp_http_config */
+    _Atomic(uint64_t) parsing_since_ns[KVP_REST_SERVERS]; /* kvp_http_config */
     struct kvp_collect collect;
     struct kvp_dump *dump;
     struct kvb_timer stop_bound;
@@ -321,8 +321,7 @@ static uint64_t io_beat_ns(void *ctx, uint32_t which)
 static uint64_t bodies_beat_ns(void *ctx, uint32_t which)
 {
     const struct kvp_daemon *daemon = ctx;
-    (void)which;
-    uint64_t since_ns = atomic_load(&daemon->parsing_since_ns);
+    uint64_t since_ns = atomic_load(&daemon->parsing_since_ns[which]);
     return since_ns != 0 ? since_ns : KVB_NEVER;
 }
 
@@ -333,6 +332,10 @@ static kvb_status_t watch_threads(struct kvp_daemon *daemon)
     uint32_t n = server != NULL ? kvp_server_threads(server) : 0;
     kvb_status_t status =
         kvp_board_watch(daemon->board, "bodies", PARSING_MS, bodies_beat_ns, daemon, 0);
+    if (status == KVB_OK) {
+        status =
+            kvp_board_watch(daemon->board, "bodies-unix", PARSING_MS, bodies_beat_ns, daemon, 1);
+    }
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         char name[KVB_NAME_MAX];
         (void)snprintf(name, sizeof name, "io-%u", i);
@@ -471,7 +474,7 @@ static kvb_status_t create_http(struct kvp_daemon *daemon)
     const struct kvp_config *config = daemon->config;
     const struct kvp_rest_config rest = kvp_config_rest(config);
     const struct kvp_http_config http = {.routes = &kvp_route_table,
-                                         .parsing_since_ns = &daemon->parsing_since_ns,
+                                         .parsing_since_ns = daemon->parsing_since_ns,
                                          .inbox = kvp_control_inbox(daemon->control),
                                          .ops = &http_ops,
                                          .ctx = daemon};

@@ -204,8 +204,9 @@ static kvb_status_t start_unix(struct kvp_rest *rest, struct kvp_http_config *ht
     kvb_assert(well_formed); /* checked at start */
     http->unix_path = rest->config.http_socket;
     http->tls = NULL;
-    http->parsing_since_ns =
-        rest->n > 0 ? NULL : http->parsing_since_ns; /* it tells of one alone */
+    if (http->parsing_since_ns != NULL) {
+        http->parsing_since_ns++;
+    }
     kvb_status_t status = kvp_http_start(http, &rest->servers[rest->n]);
     if (status == KVB_OK && rest->n++ == 0) {
         (void)snprintf(rest->url, sizeof rest->url, "unix:%s", http->unix_path);

@@ -34,10 +34,11 @@ KVB_MUST_USE kvb_status_t kvp_program_listen(const char *listen, int *fd_p,
 
 /* The REST API: by TCP, on a Unix socket, or both, each with a server of its own. Zeroes: not
  * started. */
+#define KVP_REST_SERVERS 2
 struct kvp_rest {
     struct kvp_rest_config config;
     struct kvb_metrics *metrics;
-    struct kvp_http *servers[2];
+    struct kvp_http *servers[KVP_REST_SERVERS];
     uint32_t n;
     char url[KVP_ADDRESS_MAX]; /* where it is; unix:PATH where there is no other */
 };

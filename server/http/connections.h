@@ -32,12 +32,13 @@ struct kvp_connection {
     struct kvp_http *http;
     struct kvb_list link; /* in the list of its state */
     enum kvp_connection_state state;
-    int fd;              /* borrowed from libmicrohttpd until its CLOSED notice */
-    uint64_t since_ns;   /* in this state */
-    uint8_t from[16];    /* its address; of IPv4 the first four bytes, the others 0 */
-    bool has_from;       /* a Unix socket has none */
-    struct ucred peer;   /* of a Unix socket */
-    struct kvp_tls *tls; /* that it began with; its own reference. NULL: none */
+    int fd;                        /* borrowed from libmicrohttpd until its CLOSED notice */
+    uint64_t since_ns;             /* in this state */
+    struct kvp_exchange *exchange; /* its request that has begun; NULL: none */
+    uint8_t from[16];              /* its address; of IPv4 the first four bytes, the others 0 */
+    bool has_from;                 /* a Unix socket has none */
+    struct ucred peer;             /* of a Unix socket */
+    struct kvp_tls *tls;           /* that it began with; its own reference. NULL: none */
 };
 
 struct kvp_connections {

@@ -110,6 +110,7 @@ void *kvp_exchange_target(void *cls, const char *target, struct MHD_Connection *
     exchange->http = http;
     exchange->mhd = mhd;
     exchange->connection = connection;
+    connection->exchange = exchange;
     exchange->begun_ns = kvb_now_ns(http->config.clock);
     kvb_list_init(&exchange->stream.link);
     hide_parameters((char *)(uintptr_t)target); /* const by the callback's type alone */
@@ -160,6 +161,7 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
     }
     kvb_assert(exchange->magic == KVP_EXCHANGE_MAGIC &&
                (exchange->phase != KVP_SUBMITTED || exchange->http_status != 0));
+    exchange->connection->exchange = NULL;
     uint64_t now_ns = kvb_now_ns(http->config.clock);
     if (http->config.ops->answered != NULL && exchange->http_status != 0) {
         const union MHD_ConnectionInfo *from =

@@ -83,36 +83,49 @@ static bool same_secret(const char a[KVP_HTTP_TOKEN_MAX], const char b[KVP_HTTP_
     return differ == 0;
 }
 
-static void check_token(struct kvp_exchange *exchange)
+enum kvp_token_verdict kvp_exchange_token_locked(struct kvp_exchange *exchange)
 {
-    struct kvp_http *http = exchange->http;
+    const struct kvp_http *http = exchange->http;
     const char *given = header(exchange, MHD_HTTP_HEADER_AUTHORIZATION);
     char secret[KVP_HTTP_TOKEN_MAX] = {0};
     bool known = false;
     bool allowed = false;
 
-    if (http->config.ntokens == 0 || exchange->request.route->where == KVP_PROBE ||
-        exchange->request.route->where == KVP_STATIC) {
-        return;
-    }
     if (given != NULL && strncasecmp(given, "Bearer ", 7) == 0 &&
         strlen(given + 7) < KVP_HTTP_TOKEN_MAX) {
         strncpy(secret, given + 7, sizeof secret - 1);
     }
-    pthread_mutex_lock(&http->lock);
+    exchange->judged = http->tokens_read;
+    exchange->token = 0;
     for (uint32_t i = 0; i < http->ntokens; i++) {
         bool same = same_secret(secret, http->tokens[i].secret);
         known |= same;
         allowed |= same && http->tokens[i].role >= exchange->request.route->role;
         exchange->token = same && secret[0] != '\0' ? i + 1 : exchange->token;
     }
-    pthread_mutex_unlock(&http->lock);
     if (!known || secret[0] == '\0') {
+        return KVP_TOKEN_UNKNOWN;
+    }
+    return allowed ? KVP_TOKEN_ALLOWED : KVP_TOKEN_TOO_LITTLE;
+}
+
+static void check_token(struct kvp_exchange *exchange)
+{
+    struct kvp_http *http = exchange->http;
+
+    if (http->config.ntokens == 0 || exchange->request.route->where == KVP_PROBE ||
+        exchange->request.route->where == KVP_STATIC) {
+        return;
+    }
+    pthread_mutex_lock(&http->lock);
+    enum kvp_token_verdict verdict = kvp_exchange_token_locked(exchange);
+    pthread_mutex_unlock(&http->lock);
+    if (verdict == KVP_TOKEN_UNKNOWN) {
         kvp_exchange_refuse(exchange, 401, NULL,
                             "this needs an Authorization: Bearer header with a valid token");
         exchange->extra_name = MHD_HTTP_HEADER_WWW_AUTHENTICATE;
         exchange->extra_value = "Bearer";
-    } else if (!allowed) {
+    } else if (verdict == KVP_TOKEN_TOO_LITTLE) {
         kvp_exchange_refuse(exchange, 403, NULL, "this needs a token with the role admin");
     }
 }

@@ -214,7 +214,14 @@ kvb_status_t kvp_http_set_tokens(struct kvp_http *http, const struct kvp_http_to
     if (http->config.ntokens == 0 || ntokens == 0) {
         return KVB_ERR_BAD_STATE;
     }
-    return copy_tokens(http, tokens, ntokens);
+    kvb_status_t status = copy_tokens(http, tokens, ntokens);
+    if (status == KVB_OK) {
+        pthread_mutex_lock(&http->lock);
+        http->tokens_read++;
+        pthread_mutex_unlock(&http->lock);
+        kvp_http_wake(http, false); /* streams whose token they took away end */
+    }
+    return status;
 }
 
 static void init_lock(struct kvp_http *http)

@@ -100,7 +100,7 @@ struct kvp_http_config {
     const struct kvb_random *random; /* request ids */
     const struct kvp_route_table *routes;
     /* NULL, or where it is told since when the thread for large bodies has had one; 0: it has none.
-     * Named bodies. */
+     * Named bodies; a Unix socket's, bodies-unix. To kvp_rest_start() one of each. */
     _Atomic(uint64_t) *parsing_since_ns;
     struct kvp_inbox *inbox; /* of the loop that answers routes of kind CONTROL */
     const struct kvp_http_ops *ops;
@@ -116,6 +116,7 @@ KVB_MUST_USE kvb_status_t kvp_http_start(const struct kvp_http_config *config,
 uint16_t kvp_http_port(const struct kvp_http *http);
 uint32_t kvp_http_connections(const struct kvp_http *http); /* open now; any thread */
 /* Any thread: these, at most KVP_HTTP_TOKENS_MAX and at least one, instead of those it has; copied.
+ * Event streams that came with one that no longer allows them end, with a comment that says so.
  * BAD_STATE: it was started without, and asks for none. */
 KVB_MUST_USE kvb_status_t kvp_http_set_tokens(struct kvp_http *http,
                                               const struct kvp_http_token *tokens,

@@ -46,6 +46,7 @@ struct kvp_exchange {
     bool owed;         /* counted in http->owed */
     bool close;        /* after the answer */
     uint32_t token;    /* that it came with, from 1 */
+    uint32_t judged;   /* http->tokens_read then */
     /* What was decided, by a check or by reply(): the answer. http_status 0: nothing yet. */
     unsigned http_status;
     json_t *json;
@@ -58,6 +59,7 @@ struct kvp_exchange {
         uint64_t cursor;
         bool sleeps; /* suspended until there is more */
         bool beat;   /* a sign of life is due */
+        bool ended;  /* HTTP thread only: its token does not allow it any more */
     } stream;
 };
 
@@ -83,7 +85,8 @@ struct kvp_http {
     /* guarded by lock */
     struct kvp_http_token tokens[KVP_HTTP_TOKENS_MAX];
     uint32_t ntokens;
-    struct kvp_tls *tls; /* of the connections that begin now; NULL for as long as it runs: none */
+    uint32_t tokens_read; /* how often */
+    struct kvp_tls *tls;  /* of the connections that begin now; NULL for as long as it runs: none */
     pthread_mutex_t lock;
     pthread_cond_t paid; /* owed became 0 */
     int unix_lock;       /* of config.unix_path */
@@ -112,6 +115,10 @@ void kvp_exchange_enters(struct kvp_exchange *exchange, enum kvp_connection_stat
  */
 void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method,
                              const char *version);
+
+enum kvp_token_verdict { KVP_TOKEN_UNKNOWN, KVP_TOKEN_TOO_LITTLE, KVP_TOKEN_ALLOWED };
+/* What its token is by now; http->lock is held. */
+enum kvp_token_verdict kvp_exchange_token_locked(struct kvp_exchange *exchange);
 
 /* The name of a request that brought none; no two are the same, here or in another process. */
 struct kvb_id kvp_http_next_id(struct kvp_http *http);

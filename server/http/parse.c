@@ -129,7 +129,8 @@ static void *parse_all(void *arg)
     struct kvp_http *http = arg;
     struct kvb_item *item;
 
-    (void)pthread_setname_np(pthread_self(), "bodies");
+    (void)pthread_setname_np(pthread_self(),
+                             http->config.unix_path == NULL ? "bodies" : "bodies-unix");
     while (!atomic_load(&http->parser_stopping)) {
         while ((item = kvb_queue_pop(&http->parsing)) != NULL) {
             struct kvp_exchange *exchange = exchange_of(item);

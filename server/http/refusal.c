@@ -107,9 +107,14 @@ static void send_text(int fd, unsigned http_status, const char *text, const char
     (void)send(fd, answer, (size_t)len, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void count(struct kvp_http *http, unsigned http_status, const char *id)
+/* A request that has begun is counted when it is completed, whatever it was to be answered. */
+static void count(struct kvp_http *http, struct kvp_exchange *exchange, unsigned http_status,
+                  const char *id)
 {
-    if (http->config.ops->answered != NULL) {
+    if (exchange != NULL) {
+        exchange->http_status = http_status;
+        (void)snprintf(exchange->request.request_id, sizeof exchange->request.request_id, "%s", id);
+    } else if (http->config.ops->answered != NULL) {
         http->config.ops->answered(
             http->config.ctx, &(struct kvp_http_answered){
                                   .http_status = http_status, .request_id = id, .instance = ""});
@@ -135,7 +140,7 @@ static enum MHD_Result refuse(struct MHD_Connection *mhd, struct kvp_connection 
     } else {
         send_text(connection->fd, http_status, text, id);
     }
-    count(http, http_status, id);
+    count(http, connection->exchange, http_status, id);
     free(text);
     return result;
 }

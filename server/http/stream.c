@@ -3,7 +3,7 @@
  * Answers without an end. The HTTP thread asks for more whenever libmicrohttpd can send; where
  * there is nothing, the connection sleeps until kvp_http_wake(). Nothing is queued for a slow
  * client: it has a cursor, and what it does not come to read in time is lost to it, which it is
- * told.
+ * told. Whenever the tokens were read anew, that of each stream is judged anew.
  */
 #include "http/internal.h"
 
@@ -12,24 +12,33 @@
 
 #define CHUNK (16u << 10)
 
-static const char beat[] = ": \n\n"; /* a comment */
+/* Comments. */
+static const char beat[] = ": \n\n";
+static const char farewell[] = ": the token of this stream does not allow it any more\n\n";
 
-static ssize_t more(void *cls, uint64_t pos, char *text, size_t cap)
+/* It came with a token that allows it, or none is asked for. */
+static bool still_allowed_locked(struct kvp_exchange *exchange)
 {
-    struct kvp_exchange *exchange = cls;
-    struct kvp_http *http = exchange->http;
-    size_t len = 0;
+    return exchange->judged == exchange->http->tokens_read ||
+           kvp_exchange_token_locked(exchange) == KVP_TOKEN_ALLOWED;
+}
 
-    (void)pos;
-    if (http->config.ops->stopping(http->config.ctx)) {
-        return MHD_CONTENT_READER_END_OF_STREAM;
-    }
-    pthread_mutex_lock(&http->lock);
+static ssize_t more_locked(struct kvp_exchange *exchange, char *text, size_t cap)
+{
+    struct kvp_http *http = exchange->http;
+
     if (http->listener < 0) { /* kvp_http_stop() has begun: nobody may be suspended any more */
-        pthread_mutex_unlock(&http->lock);
         return MHD_CONTENT_READER_END_OF_STREAM;
     }
-    len = http->config.ops->stream(http->config.ctx, &exchange->stream.cursor, text, cap);
+    if (!still_allowed_locked(exchange)) {
+        exchange->stream.ended = true;
+        if (cap < sizeof farewell) {
+            return MHD_CONTENT_READER_END_OF_STREAM;
+        }
+        memcpy(text, farewell, sizeof farewell - 1);
+        return sizeof farewell - 1;
+    }
+    size_t len = http->config.ops->stream(http->config.ctx, &exchange->stream.cursor, text, cap);
     if (len == 0 && exchange->stream.beat && cap >= sizeof beat - 1) {
         len = sizeof beat - 1;
         memcpy(text, beat, len);
@@ -39,8 +48,22 @@ static ssize_t more(void *cls, uint64_t pos, char *text, size_t cap)
         exchange->stream.sleeps = true;
         MHD_suspend_connection(exchange->mhd);
     }
-    pthread_mutex_unlock(&http->lock);
     return (ssize_t)len;
+}
+
+static ssize_t more(void *cls, uint64_t pos, char *text, size_t cap)
+{
+    struct kvp_exchange *exchange = cls;
+    struct kvp_http *http = exchange->http;
+
+    (void)pos;
+    if (exchange->stream.ended || http->config.ops->stopping(http->config.ctx)) {
+        return MHD_CONTENT_READER_END_OF_STREAM;
+    }
+    pthread_mutex_lock(&http->lock);
+    ssize_t len = more_locked(exchange, text, cap);
+    pthread_mutex_unlock(&http->lock);
+    return len;
 }
 
 /* What the client saw last. */

@@ -7,6 +7,7 @@ import ctypes
 import http.client
 import os
 import signal
+import socket
 import unittest
 
 import harness
@@ -80,8 +81,10 @@ class Threads(harness.Case):
         self.alive(daemon)
         self.clean(daemon)
 
-    def test_a_thread_of_a_daemon_that_serves_its_share_and_the_one_for_bodies(self):
-        daemon = self.daemon("--etcd", self.etcd().endpoints, "--io-threads", "2", "--cluster-listen", "127.0.0.1:0")
+    def test_a_thread_of_a_daemon_that_serves_its_share_and_those_for_bodies(self):
+        path = os.path.join(self.directory, "http.sock")
+        daemon = self.daemon("--etcd", self.etcd().endpoints, "--io-threads", "2", "--cluster-listen", "127.0.0.1:0",
+                             "--http-socket", path)
         engine = self.engine(daemon, "a")
         harness.until("well", lambda: daemon.get("/health")[0] == 200)
         self.alive(daemon)
@@ -89,12 +92,18 @@ class Threads(harness.Case):
         self.stuck(daemon, "io-1")
         harness.until("the engine is well all the same", lambda: daemon.get("/health")[0] == 200)
         self.stop(daemon, "bodies")
-        client = http.client.HTTPConnection(daemon.host, daemon.port, timeout=harness.DEADLINE_S)
-        client.request("POST", "/wake_up", body='{"x": "%s"}' % ("y" * 100000))
-        self.stuck(daemon, "io-1", "bodies")
+        self.stop(daemon, "bodies-unix")
+        clients = [http.client.HTTPConnection(daemon.host, daemon.port, timeout=harness.DEADLINE_S) for _ in range(2)]
+        clients[1].sock = socket.socket(socket.AF_UNIX)
+        clients[1].sock.settimeout(harness.DEADLINE_S)
+        clients[1].sock.connect(path)
+        for client in clients:
+            client.request("POST", "/wake_up", body='{"x": "%s"}' % ("y" * 100000))
+        self.stuck(daemon, "io-1", "bodies", "bodies-unix")
         self.go_on()
-        self.assertEqual(client.getresponse().status, 200)
-        client.close()
+        for client in clients:
+            self.assertEqual(client.getresponse().status, 200)
+            client.close()
         self.alive(daemon)
         # Who is away is no reason: neither the engine nor etcd.
         engine.kill(signal.SIGKILL)

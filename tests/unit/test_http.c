@@ -1343,6 +1343,44 @@ Test(http_own, every_answer_is_counted_once)
     cr_expect_eq(atomic_load(&seen_status), 200 + 400 + 404 + 405);
 }
 
+Test(http_own, what_the_library_refuses_is_counted_once_and_as_it_was_answered)
+{
+    static const struct {
+        const char *text;
+        int status;
+        bool begun; /* it was known to be of a route */
+    } cases[] = {
+        {"GET /health HTTP/1.1\r\n" HOST "nothing\r\n\r\n", 400, false},
+        {"POST /sleep HTTP/1.1\r\n" HOST "Content-Length: x\r\n\r\n", 400, false},
+        {"POST /sleep HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\nx\r\n", 400, true},
+        {"POST /sleep?level=9 HTTP/1.1\r\n" HOST
+         "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nx\r\n",
+         400, true},
+        {"POST /nosuch HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\nx\r\n", 400, false},
+        {"POST /health HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\nx\r\n", 400, false},
+    };
+    const unsigned n = sizeof cases / sizeof cases[0];
+
+    rest_answered = see;
+    rest_start(&rest, NULL, 0);
+    unsigned routes = 0, before = atomic_load(&seen), sum = atomic_load(&seen_status),
+             without = atomic_load(&seen_without_route);
+    for (unsigned i = 0; i < n; i++) {
+        int fd = http_connect(rest.port);
+        http_send_text(fd, cases[i].text);
+        struct http_answer answer = http_receive(fd, false);
+        expect_shape(&answer, cases[i].status, cases[i].text);
+        cr_expect(http_closed(fd), "%s", cases[i].text);
+        http_answer_free(&answer);
+        close(fd);
+        routes += cases[i].begun;
+    }
+    rest_stop(&rest);
+    cr_expect_eq(atomic_load(&seen) - before, n, "%u", atomic_load(&seen) - before);
+    cr_expect_eq(atomic_load(&seen_status) - sum, 400 * n);
+    cr_expect_eq(atomic_load(&seen_without_route) - without, n - routes);
+}
+
 Test(http, a_request_is_named_as_its_client_or_its_trace_names_it)
 {
     static const struct {
@@ -1404,6 +1442,51 @@ Test(http_own, tokens_that_are_read_anew_take_the_place_of_the_old)
     rest_stop(&rest);
     rest_start(&rest, NULL, 0);
     cr_assert_eq(kvp_http_set_tokens(rest.http, second, 2), KVB_ERR_BAD_STATE);
+    rest_stop(&rest);
+}
+
+Test(http_own, streams_end_with_their_token_and_say_so)
+{
+    static const struct kvp_http_token first[] = {
+        {"stays", KVP_ROLE_READ}, {"goes", KVP_ROLE_ADMIN}, {"shrinks", KVP_ROLE_ADMIN}};
+    static const struct kvp_http_token second[] = {
+        {"new", KVP_ROLE_ADMIN}, {"shrinks", KVP_ROLE_READ}, {"stays", KVP_ROLE_READ}};
+    static const struct {
+        const char *header;
+        bool ends;
+    } cases[] = {{"Authorization: Bearer stays\r\n\r\n", false},
+                 {"Authorization: Bearer goes\r\n\r\n", true},
+                 {"Authorization: Bearer shrinks\r\n\r\n", false}}; /* who reads may read */
+    struct kvp_http_config config = {.tokens = first, .ntokens = 3};
+    char text[8192];
+    int fds[3];
+
+    rest_start(&rest, &config, 0);
+    for (int i = 0; i < 3; i++) {
+        fds[i] = http_connect(rest.port);
+        http_send_text(fds[i], STREAM);
+        http_send_text(fds[i], cases[i].header);
+        text[0] = '\0';
+        cr_assert(read_until(fds[i], text, sizeof text, ": \n\n"), "%d %s", i, text);
+    }
+    cr_assert_eq(kvp_http_set_tokens(rest.http, first, 3), KVB_OK); /* nothing is new */
+    kvp_events_add(rest.events, "engine-0", "sleep", "ok");
+    kvp_http_wake(rest.http, false);
+    for (int i = 0; i < 3; i++) {
+        text[0] = '\0';
+        cr_expect(read_until(fds[i], text, sizeof text, "\"id\":1"), "%d %s", i, text);
+    }
+    cr_assert_eq(kvp_http_set_tokens(rest.http, second, 3), KVB_OK);
+    kvp_events_add(rest.events, "engine-0", "wake", "ok");
+    kvp_http_wake(rest.http, false);
+    for (int i = 0; i < 3; i++) {
+        text[0] = '\0';
+        cr_expect(read_until(fds[i], text, sizeof text, cases[i].ends ? "\r\n0\r\n" : "\"id\":2"),
+                  "%d %s", i, text);
+        cr_expect_eq(strstr(text, ": the token of this stream") != NULL, cases[i].ends, "%s", text);
+        cr_expect_eq(strstr(text, "\"id\":2") != NULL, !cases[i].ends, "%s", text);
+        close(fds[i]);
+    }
     rest_stop(&rest);
 }
 
