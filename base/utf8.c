@@ -2,6 +2,7 @@
 #include "base/utf8.h"
 
 #include <stdint.h>
+#include <string.h>
 
 size_t kvb_utf8_sequence(const char *text, size_t len)
 {
@@ -24,6 +25,21 @@ size_t kvb_utf8_sequence(const char *text, size_t len)
     static const uint32_t least[] = {[2] = 0x80, [3] = 0x800, [4] = 0x10000};
     bool surrogate = code >= 0xd800 && code <= 0xdfff;
     return code < least[need] || code > 0x10ffff || surrogate ? 0 : need;
+}
+
+void kvb_utf8_clean(char *text)
+{
+    size_t len = strlen(text);
+    for (size_t i = 0; i < len;) {
+        size_t n = kvb_utf8_sequence(text + i, len - i);
+        unsigned char first = (unsigned char)text[i];
+        bool c1 = n == 2 && first == 0xc2 && (unsigned char)text[i + 1] < 0xa0;
+        if (n == 0 || c1 || first < 0x20 || first == 0x7f) {
+            n = n == 0 ? 1 : n;
+            memset(text + i, '?', n);
+        }
+        i += n;
+    }
 }
 
 bool kvb_utf8_printable(const char *text, size_t len)

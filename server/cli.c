@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
 
-#include "cli_grid.h"
 #include "cli_run.h"
 
 #include "base/link.h"
+#include "base/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* For people: what could move a terminal's cursor is shown as `?`. */
-static void print_text(const char *before, const char *text)
+static void print_text(const char *text, const char *after)
 {
     char *clean = strdup(text != NULL ? text : "");
     if (clean != NULL) {
-        kvp_cell_clean(clean);
-        (void)printf("%s%s\n", before, clean);
+        kvb_utf8_clean(clean);
+        (void)printf("%s%s", clean, after);
     }
     free(clean);
 }
@@ -31,8 +31,9 @@ void kvp_cli_print_object(const json_t *object, const char *indent)
         key = json_object_iter_key(at);
         value = json_object_iter_value(at);
         char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_ENCODE_ANY);
-        (void)printf("%s%s", indent, key);
-        print_text(": ", json_is_string(value) ? json_string_value(value) : text);
+        (void)printf("%s", indent);
+        print_text(key, ": ");
+        print_text(json_is_string(value) ? json_string_value(value) : text, "\n");
         free(text);
     }
 }
@@ -52,7 +53,7 @@ void kvp_cli_print_answer(const struct kvp_cli *cli)
         return;
     }
     if (!json_is_object(json)) {
-        print_text("", answer_of(cli));
+        print_text(answer_of(cli), "\n");
         json_decref(json);
         return;
     }
@@ -63,7 +64,8 @@ void kvp_cli_print_answer(const struct kvp_cli *cli)
         const json_t *item;
         json_array_foreach(list, i, item)
         {
-            (void)printf("%s%s\n", i == 0 ? "" : "\n", json_object_iter_key(only));
+            (void)printf("%s", i == 0 ? "" : "\n");
+            print_text(json_object_iter_key(only), "\n");
             kvp_cli_print_object(item, "  ");
         }
     } else {

@@ -2,7 +2,8 @@
 #include "cli_call.h"
 
 #include "cli.h"
-#include "cli_grid.h"
+
+#include "base/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -37,7 +38,7 @@ static void tell(struct kvp_call *call, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(call->trouble, sizeof call->trouble, format, args);
     va_end(args);
-    kvp_cell_clean(call->trouble);
+    kvb_utf8_clean(call->trouble);
     if (!call->quiet) {
         (void)fprintf(stderr, "kvplane: %s\n", call->trouble);
     }

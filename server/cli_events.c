@@ -4,6 +4,8 @@
 #include "cli_run.h"
 #include "cli_sse.h"
 
+#include "base/utf8.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,15 +27,15 @@ static void put_state(const json_t *state, char *out, size_t cap)
         return;
     }
     (void)fprintf(text, "%s", json_is_true(json_object_get(state, "attached")) ? "" : "GONE, ");
-    (void)fprintf(text, "%s", json_string_value(json_object_get(state, "scheduler")));
+    (void)fprintf(text, "%s", kvp_text_of(json_object_get(state, "scheduler")));
     json_array_foreach(stopped_by, i, item)
     {
-        (void)fprintf(text, "%s%s%s", i == 0 ? " (" : ", ", json_string_value(item),
+        (void)fprintf(text, "%s%s%s", i == 0 ? " (" : ", ", kvp_text_of(item),
                       i + 1 == json_array_size(stopped_by) ? ")" : "");
     }
     json_object_foreach(json_object_get(state, "tags"), tag, item)
     {
-        (void)fprintf(text, ", %s %s", tag, json_string_value(item));
+        (void)fprintf(text, ", %s %s", tag, kvp_text_of(item));
     }
     (void)fprintf(text, "%s", json_is_true(json_object_get(state, "degraded")) ? ", DEGRADED" : "");
     (void)fclose(text);
@@ -72,7 +74,7 @@ static void print_event(const struct kvp_cli *cli, const json_t *event)
     } else {
         (void)snprintf(detail, sizeof detail, "%s", text != NULL ? text : "");
     }
-    kvp_cell_clean(detail);
+    kvb_utf8_clean(detail);
     (void)printf("%19s.%03d  %-12s %-16s %s\n", when, (int)(at_ms % 1000), instance, kind, detail);
 }
 

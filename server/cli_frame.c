@@ -3,6 +3,8 @@
 
 #include "cli_grid.h"
 
+#include "base/utf8.h"
+
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,8 +12,7 @@
 
 static const char *word(const json_t *object, const char *key)
 {
-    const char *text = json_string_value(json_object_get(object, key));
-    return text != NULL ? text : "-";
+    return kvp_text_of(json_object_get(object, key));
 }
 
 static void put_table(const struct kvp_frame *frame, const struct kvp_column *columns,
@@ -41,7 +42,7 @@ static void put_scheduler(char *cell, const json_t *instance)
     {
         used = strlen(cell);
         (void)snprintf(cell + used, KVP_CELL_MAX - used, "%s%s", i == 0 ? " by " : ", ",
-                       json_string_value(by));
+                       kvp_text_of(by));
     }
 }
 
@@ -53,7 +54,7 @@ static void put_tags(char *cell, const json_t *tags)
     {
         size_t used = strlen(cell);
         (void)snprintf(cell + used, KVP_CELL_MAX - used, "%s%s %s", used > 0 ? ", " : "", tag,
-                       json_string_value(residency));
+                       kvp_text_of(residency));
     }
 }
 
@@ -85,10 +86,12 @@ static void put_instances(const struct kvp_frame *frame, const json_t *instances
     json_array_foreach(instances, i, instance)
     {
         const json_t *why = json_object_get(instance, "not_ready");
-        char text[KVP_CELL_MAX];
-        kvp_cell_text(text, why);
+        char text[KVP_CELL_MAX * 2];
         if (why != NULL) {
-            (void)fprintf(out, "%s: %s\n", word(instance, "instance"), text);
+            (void)snprintf(text, sizeof text, "%.64s: %s", word(instance, "instance"),
+                           kvp_text_of(why));
+            kvb_utf8_clean(text);
+            (void)fprintf(out, "%s\n", text);
         }
     }
 }
@@ -237,9 +240,11 @@ void kvp_frame_write(struct kvp_frame *frame, const json_t *all, size_t width, F
 {
     const json_t *cluster = json_object_get(all, "cluster");
     bool reachable = json_is_true(json_object_get(cluster, "coordinator_reachable"));
+    char coordinator[KVP_CELL_MAX];
+    kvp_cell_text(coordinator, json_object_get(cluster, "coordinator"));
     (void)fprintf(
         out, "coordinator %s%s, %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " nodes up\n",
-        word(cluster, "coordinator"), reachable ? "" : " (CANNOT BE REACHED)",
+        coordinator, reachable ? "" : " (CANNOT BE REACHED)",
         json_integer_value(json_object_get(cluster, "nodes_up")),
         json_integer_value(json_object_get(cluster, "nodes")));
     put_instances(frame, json_object_get(all, "own_instances"), out);

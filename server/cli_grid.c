@@ -2,6 +2,7 @@
 #include "cli_grid.h"
 
 #include "base/status.h"
+#include "base/utf8.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -50,6 +51,7 @@ void kvp_table_print(FILE *out, const char *title, bool bold, const struct kvp_c
                 (void)snprintf(cell, KVP_CELL_MAX, "%s", column->head);
             } else {
                 column->cell(cell, value_of(json_array_get(rows, i - 1), column->member));
+                kvb_utf8_clean(cell);
             }
             size_t len = strlen(cell);
             widths[ncolumns] = len > widths[ncolumns] ? len : widths[ncolumns];
@@ -67,24 +69,18 @@ void kvp_table_print(FILE *out, const char *title, bool bold, const struct kvp_c
     free(cells);
 }
 
-void kvp_cell_clean(char *text)
-{
-    for (unsigned char *at = (unsigned char *)text; *at != '\0'; at++) {
-        if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0) { /* the same in Latin-1's upper half */
-            at[0] = at[1] = '?';
-        } else if (at[0] < ' ' || at[0] == 0x7f) {
-            at[0] = '?';
-        }
-    }
-}
-
 /* ---- cells ---- */
+
+const char *kvp_text_of(const json_t *value)
+{
+    const char *text = json_string_value(value);
+    return text != NULL && text[0] != '\0' ? text : "-";
+}
 
 void kvp_cell_text(char *cell, const json_t *value)
 {
-    const char *string = json_string_value(value);
-    (void)snprintf(cell, KVP_CELL_MAX, "%s", string != NULL && string[0] != '\0' ? string : "-");
-    kvp_cell_clean(cell);
+    (void)snprintf(cell, KVP_CELL_MAX, "%s", kvp_text_of(value));
+    kvb_utf8_clean(cell);
 }
 
 void kvp_cell_count(char *cell, const json_t *value)
@@ -108,7 +104,7 @@ void kvp_cell_bytes(char *cell, const json_t *value)
     for (; number >= 1024 && unit + 1 < sizeof units / sizeof units[0]; unit++) {
         number /= 1024;
     }
-    bool whole = number == (double)(uint64_t)number;
+    bool whole = number >= 0 && number < 1e15 && number == (double)(uint64_t)number;
     (void)snprintf(cell, KVP_CELL_MAX, whole ? "%.0f %s" : "%.1f %s", number, units[unit]);
 }
 

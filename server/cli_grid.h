@@ -19,12 +19,14 @@ struct kvp_column {
 };
 
 /* A line of heads, and one for each object of rows. title: NULL: none; bold: the heads, on a
- * terminal. */
+ * terminal. What could move its cursor is shown as `?`, whoever wrote the cells. */
 void kvp_table_print(FILE *out, const char *title, bool bold, const struct kvp_column *columns,
                      const json_t *rows);
 
-/* A value of an answer in a cell; "-" where there is none. What could move a terminal's cursor is
- * shown as `?`. */
+/* A text of an answer; "-" where there is none. */
+const char *kvp_text_of(const json_t *value);
+
+/* A value of an answer in a cell; "-" where there is none. */
 void kvp_cell_text(char *cell, const json_t *value);
 void kvp_cell_count(char *cell, const json_t *value);
 void kvp_cell_bytes(char *cell, const json_t *value);
@@ -35,6 +37,5 @@ void kvp_cell_gets(char *cell, const json_t *node);
 void kvp_cell_took(char *cell, const json_t *value);  /* milliseconds, as seconds */
 void kvp_cell_ago(char *cell, const json_t *value);   /* seconds; null: never */
 void kvp_cell_as_of(char *cell, const json_t *value); /* the same; none: now */
-void kvp_cell_clean(char *text);
 
 #endif

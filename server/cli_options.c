@@ -3,6 +3,8 @@
 
 #include "cli.h"
 
+#include "base/utf8.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -128,7 +130,10 @@ void kvp_cli_options(const char *command, kvp_tell_option_fn tell, void *ctx)
 
 int kvp_cli_bad_usage(const struct kvp_cli *cli, const char *what, const char *why)
 {
-    (void)fprintf(stderr, "kvplane %s: %s: %s; see kvplane help %s\n", cli->command, what, why,
+    char clean[256];
+    (void)snprintf(clean, sizeof clean, "%s", what);
+    kvb_utf8_clean(clean);
+    (void)fprintf(stderr, "kvplane %s: %s: %s; see kvplane help %s\n", cli->command, clean, why,
                   cli->command);
     return KVP_CLI_BAD_USAGE;
 }

@@ -2,6 +2,8 @@
 #include "cli_call.h"
 #include "cli_grid.h"
 
+#include "base/utf8.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,17 +12,21 @@
 static void print_cluster(const json_t *cluster)
 {
     bool reachable = json_is_true(json_object_get(cluster, "coordinator_reachable"));
+    char text[KVP_CELL_MAX * 4];
+    (void)snprintf(text, sizeof text, "%s", kvp_text_of(json_object_get(cluster, "coordinator")));
+    kvb_utf8_clean(text);
     (void)printf("cluster: coordinator %s%s, %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT
                  " nodes up\n",
-                 json_string_value(json_object_get(cluster, "coordinator")),
-                 reachable ? "" : " (CANNOT BE REACHED)",
+                 text, reachable ? "" : " (CANNOT BE REACHED)",
                  json_integer_value(json_object_get(cluster, "nodes_up")),
                  json_integer_value(json_object_get(cluster, "nodes")));
     const json_t *left_out = json_object_get(cluster, "rdma_left_out");
     if (left_out != NULL) {
+        (void)snprintf(text, sizeof text, "%s",
+                       kvp_text_of(json_object_get(cluster, "rdma_left_out_reason")));
+        kvb_utf8_clean(text);
         (void)printf("rdma: the bytes of %" JSON_INTEGER_FORMAT " regions go by tcp: %s\n",
-                     json_integer_value(left_out),
-                     json_string_value(json_object_get(cluster, "rdma_left_out_reason")));
+                     json_integer_value(left_out), text);
     }
 }
 
@@ -71,7 +77,7 @@ static void rank_state(char *cell, const json_t *rank)
     json_object_foreach(json_object_get(rank, "tags"), tag, residency)
     {
         int n = snprintf(cell + used, KVP_CELL_MAX - used, "%s%s %s", used > 0 ? ", " : "", tag,
-                         json_string_value(residency));
+                         kvp_text_of(residency));
         if (n < 0 || (size_t)n >= KVP_CELL_MAX - used) {
             break;
         }

@@ -3,6 +3,8 @@
 
 #include "cli_grid.h"
 
+#include "base/utf8.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -22,9 +24,8 @@ static const char *word(const json_t *object, const char *key, const char *other
 /* A part of one, as a bar. */
 static void put_bar(char bar[BAR + 1], double part)
 {
-    size_t full = (size_t)(part * BAR);
     memset(bar, '.', BAR);
-    memset(bar, '#', full < BAR ? full : BAR);
+    memset(bar, '#', part >= 1 ? BAR : part > 0 ? (size_t)(part * BAR) : 0);
     bar[BAR] = '\0';
 }
 
@@ -94,7 +95,7 @@ void kvp_progress_line(struct kvp_progress *progress, const json_t *operation, s
                    word(operation, "operation", "operation"), word(operation, "instance", ""),
                    word(operation, "step", "waits for its turn"), of_all, of_drain, age_ms / 1e3,
                    rest);
-    kvp_cell_clean(line);
+    kvb_utf8_clean(line);
     if (width < KVP_PROGRESS_MAX) {
         line[width] = '\0';
     }

@@ -9,6 +9,8 @@
 #include "cli_progress.h"
 #include "cli_run.h"
 
+#include "base/utf8.h"
+
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -129,7 +131,7 @@ static void tell_members(const json_t *members)
                        : json_is_true(undone) ? ", taken back"
                                               : ", NOT taken back",
                        why_not != NULL ? ": " : "", why_not != NULL ? why_not : "");
-        kvp_cell_clean(text);
+        kvb_utf8_clean(text);
         (void)printf("  %s\n", text);
     }
 }
@@ -149,20 +151,24 @@ static int tell_end(const json_t *operation)
 
     const char *side = json_string_value(json_object_get(operation, "side"));
     const char *at = json_string_value(json_object_get(operation, "at"));
-    (void)snprintf(message, sizeof message, "%s%s%s%s%s%s%s", side != NULL ? " (" : "",
+    (void)snprintf(message, sizeof message, "%s%s%s%s%s%s%s%s",
+                   succeeded || result == NULL ? "" : result, side != NULL ? " (" : "",
                    side != NULL ? side : "", at != NULL ? " " : "", at != NULL ? at : "",
                    side != NULL ? ")" : "", said != NULL ? ": " : "", said != NULL ? said : "");
-    kvp_cell_clean(message);
+    kvb_utf8_clean(message);
+    char which[256];
+    (void)snprintf(which, sizeof which, "%s of %s", name != NULL ? name : "operation",
+                   instance != NULL ? instance : "-");
+    kvb_utf8_clean(which);
     if (succeeded) {
-        (void)printf("%s of %s: done in %.1f s (operation %" JSON_INTEGER_FORMAT ")%s\n", name,
-                     instance, took_s, id, message);
+        (void)printf("%s: done in %.1f s (operation %" JSON_INTEGER_FORMAT ")%s\n", which, took_s,
+                     id, message);
         tell_members(json_object_get(operation, "instances"));
         return KVP_CLI_DONE;
     }
     (void)fprintf(stderr,
-                  "kvplane: %s of %s: failed after %.1f s (operation %" JSON_INTEGER_FORMAT
-                  "): %s%s\n",
-                  name, instance, took_s, id, result != NULL ? result : "", message);
+                  "kvplane: %s: failed after %.1f s (operation %" JSON_INTEGER_FORMAT "): %s\n",
+                  which, took_s, id, message);
     tell_members(json_object_get(operation, "instances"));
     return KVP_CLI_REFUSED;
 }

@@ -5,6 +5,8 @@
 #include "cli_sse.h"
 #include "commands.h"
 
+#include "base/utf8.h"
+
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -71,7 +73,7 @@ Test(cli, what_others_say_moves_no_cursor)
 {
     char text[] = "a\x1b[2Jb\nc\xc2\x9b"
                   "d \xe2\x80\xa6";
-    kvp_cell_clean(text);
+    kvb_utf8_clean(text);
     cr_assert_str_eq(text, "a?[2Jb?c??d \xe2\x80\xa6");
 }
 

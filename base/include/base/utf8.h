@@ -13,4 +13,8 @@ size_t kvb_utf8_sequence(const char *text, size_t len);
  * JSON. */
 bool kvb_utf8_printable(const char *text, size_t len);
 
+/* Puts a `?` over each byte of a control character, C1 too, and over what is no well-formed UTF-8:
+ * what a terminal is shown of a text that somebody else wrote, or that was cut. */
+void kvb_utf8_clean(char *text);
+
 #endif
