@@ -2,6 +2,7 @@
 #include "config_table.h"
 
 #include "base/assert.h"
+#include "base/utf8.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -20,6 +21,7 @@ kvb_status_t kvp_refuse(char *error, const char *format, ...)
     va_start(arguments, format);
     (void)vsnprintf(error, KVP_CONFIG_ERROR_MAX, format, arguments);
     va_end(arguments);
+    kvb_utf8_clean(error); /* it repeats what was given, and may cut it */
     return KVB_ERR_INVALID;
 }
 

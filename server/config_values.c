@@ -2,6 +2,7 @@
 #include "config_values.h"
 
 #include "base/assert.h"
+#include "base/utf8.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -224,8 +225,8 @@ bool kvp_value_parse(enum kvp_value_type type, const char *limits, const char *t
 {
     bool ok = false;
     switch (type) {
-    case KVP_VALUE_TEXT:
-        ok = true;
+    case KVP_VALUE_TEXT: /* or `config show` could not say it */
+        ok = kvb_utf8_printable(text, strlen(text));
         break;
     case KVP_VALUE_CHOICE:
         ok = is_word_of(limits, text);

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { LINE_BYTES = 2 * KVP_HTTP_TOKEN_MAX };
+
 static kvb_status_t read_line(char *line, struct kvp_http_token *token, const char **why)
 {
     static const char separators[] = " \t\r\n";
@@ -38,6 +40,24 @@ static kvb_status_t read_line(char *line, struct kvp_http_token *token, const ch
     return KVB_OK;
 }
 
+/* fgets() does not say how long a line is, which a NUL would end for whoever reads it as text: a
+ * token would be shorter than its file says. What is behind the line is newlines, from before. */
+static bool has_nul(const char line[LINE_BYTES])
+{
+    const char *end = memchr(line, '\n', LINE_BYTES);
+    bool ended = end != NULL && end + 1 < line + LINE_BYTES && end[1] == '\0';
+    size_t len = ended         ? (size_t)(end + 1 - line)
+                 : end != NULL ? (size_t)(end - 1 - line)
+                               : LINE_BYTES - 1;
+    return strlen(line) != len;
+}
+
+static char *next_line(FILE *file, char line[LINE_BYTES])
+{
+    memset(line, '\n', LINE_BYTES);
+    return fgets(line, LINE_BYTES, file);
+}
+
 static bool skipped(const char *line)
 {
     line += strspn(line, " \t\r\n");
@@ -52,19 +72,22 @@ kvb_status_t kvp_tokens_read(const char *path, struct kvp_http_token tokens[KVP_
         (void)snprintf(error, KVP_CONFIG_ERROR_MAX, "token-file: %s: %s", path, strerror(errno));
         return KVB_ERR_IO;
     }
-    char line[2 * KVP_HTTP_TOKEN_MAX];
+    struct kvp_http_token read[KVP_HTTP_TOKENS_MAX];
+    char line[LINE_BYTES];
     const char *why = NULL;
     uint32_t n = 0;
     uint32_t number = 0;
-    while (why == NULL && fgets(line, sizeof line, file) != NULL) {
+    while (why == NULL && next_line(file, line) != NULL) {
         number++;
-        if (strchr(line, '\n') == NULL && !feof(file)) {
+        if (has_nul(line)) {
+            why = "the line has a NUL";
+        } else if (strchr(line, '\n') == NULL && !feof(file)) {
             why = "the line is too long";
         } else if (skipped(line)) {
             continue;
         } else if (n == KVP_HTTP_TOKENS_MAX) {
             why = "too many tokens";
-        } else if (read_line(line, &tokens[n], &why) == KVB_OK) {
+        } else if (read_line(line, &read[n], &why) == KVB_OK) {
             n++;
         }
     }
@@ -74,11 +97,16 @@ kvb_status_t kvp_tokens_read(const char *path, struct kvp_http_token tokens[KVP_
         why = "has no token";
     }
     (void)fclose(file);
+    if (why == NULL) {
+        memcpy(tokens, read, n * sizeof read[0]);
+        *ntokens_p = n;
+    }
+    explicit_bzero(read, sizeof read);
+    explicit_bzero(line, sizeof line);
     if (why != NULL) {
         (void)snprintf(error, KVP_CONFIG_ERROR_MAX, "token-file: %s, line %u: %s", path, number,
                        why);
         return KVB_ERR_INVALID;
     }
-    *ntokens_p = n;
     return KVB_OK;
 }
