@@ -15,6 +15,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/utf8.h"
 
 #include <curl/curl.h>
 
@@ -523,7 +524,9 @@ static void on_token(struct kvs_http_call *call, kvb_status_t status, json_t *an
 {
     struct kvs_http *http = kvb_container_of(call, struct kvs_http, auth);
     const char *token = json_string_value(json_object_get(answer, "token"));
-    if (status == KVB_OK && token != NULL && strlen(token) < 4000) {
+    /* It goes into a header, where the end of a line would begin another one. */
+    if (status == KVB_OK && token != NULL && strlen(token) < 4000 &&
+        kvb_utf8_printable(token, strlen(token))) {
         http->token = strdup(token);
     }
     struct kvb_list parked;
