@@ -35,6 +35,11 @@ if(KVPLANE_COVERAGE)
   target_link_options(kvplane_options INTERFACE --coverage)
 endif()
 
+if(KVPLANE_PROFILE)
+  target_compile_options(kvplane_options INTERFACE -fprofile-instr-generate -fcoverage-mapping)
+  target_link_options(kvplane_options INTERFACE -fprofile-instr-generate)
+endif()
+
 # kvplane_layer(NAME SOURCES… [PUBLIC_DEPS …] [PRIVATE_DEPS …]): a static library of one folder. Its include/ is
 # public, its own folder private to it; tests link the static layers and may name the private folder.
 function(kvplane_layer name)

@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Request line and body as a peer sends them: "METHOD PATH?QUERY\nBODY". */
 #include "control/routes.h"
+#include "fuzz.h"
 #include "http/params.h"
-
-#include "base/assert.h"
-
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* What was accepted is in range, terminated, and can be shown. */
 static void check(const struct kvp_params *params, const char *instance)
@@ -23,6 +17,22 @@ static void check(const struct kvp_params *params, const char *instance)
     json_t *version = json_string(params->weight_version);
     kvb_assert(version != NULL);
     json_decref(version);
+}
+
+static void read_params(const struct kvp_route *route, const char *query, const json_t *json)
+{
+    struct kvp_params params, before;
+    struct kvp_param_error wrong;
+    char instance[KVB_NAME_MAX] = "before";
+    memset(&params, 0x5a, sizeof params);
+    memcpy(&before, &params, sizeof before);
+    if (kvp_params_read(route, query, json, &params, instance, &wrong) == KVB_OK) {
+        check(&params, instance);
+        return;
+    }
+    fuzz_told(wrong.param);
+    fuzz_told(wrong.message);
+    kvb_assert(memcmp(&params, &before, sizeof params) == 0 && strcmp(instance, "before") == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -47,15 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         char arg[KVP_PATH_ARG_MAX];
         if (kvp_route_find(&kvp_route_table, method, target, path_len, &route, arg) == KVP_FOUND) {
             json_t *json = body_len > 0 ? json_loadb(body, body_len, 0, NULL) : NULL;
-            struct kvp_params params;
-            char instance[KVB_NAME_MAX];
-            struct kvp_param_error wrong;
-            if (kvp_params_read(route, query, json_is_object(json) ? json : NULL, &params, instance,
-                                &wrong) == KVB_OK) {
-                check(&params, instance);
-            } else {
-                kvb_assert(wrong.param[0] != '\0' && wrong.message[0] != '\0');
-            }
+            read_params(route, query, json_is_object(json) ? json : NULL);
             json_decref(json);
         }
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_seeds FOLDER: writes the seeds of fuzz_link, fuzz_frame, fuzz_kvplane, fuzz_store_wire and
- * fuzz_rdma below it. Run by hand when those change. */
+/* fuzz_seeds FOLDER: writes the seeds of fuzz_link, fuzz_frame, fuzz_kvplane, fuzz_store_wire,
+ * fuzz_session and fuzz_rdma below it. Run by hand when those change. */
 #include "link_reencode.h"
 
 #include "base/frame.h"
@@ -60,6 +60,62 @@ static const struct {
     {KVB_LINK_RELAY, 0, 27, LINK_relay},
     {KVB_LINK_STATE, 0, 28, LINK_CODECS},
     {KVB_LINK_EVENT, 0, 29, LINK_discard},
+};
+
+/* One record of fuzz_session, behind a right hello. */
+static void put_step(struct kvb_writer *out, uint8_t type, uint8_t how, uint8_t seq,
+                     const struct kvb_writer *payload)
+{
+    kvb_put_u8(out, type);
+    kvb_put_u8(out, how);
+    kvb_put_u8(out, seq);
+    kvb_put_u16(out, (uint16_t)payload->len);
+    kvb_put_bytes(out, payload->data, payload->len);
+}
+
+/* Memory is handed over, and then this; how: see fuzz_session.c. */
+static void write_session(const char *folder, int number, uint8_t type, uint8_t how,
+                          enum link_codec codec)
+{
+    struct kvb_writer payload, region, out;
+    kvb_writer_init(&payload, 4096);
+    kvb_writer_init(&region, 4096);
+    kvb_writer_init(&out, 16384);
+    kvb_link_region_pack(&region,
+                         &(struct kvb_link_region){1, KVB_MEMORY_HOST, 0, "kv_cache", 0, 65536, 3});
+    if (codec != LINK_CODECS) {
+        link_sample(codec, &payload);
+    }
+    kvb_put_u8(&out, 1);
+    put_step(&out, KVB_LINK_REGISTER_REGION, 2, 2, &region);
+    put_step(&out, type, how, 3, &payload);
+    put_step(&out, type, how | 4, 4, &payload);
+    write_seed(folder, "fuzz_session", number, out.data, out.len);
+    kvb_writer_cleanup(&out);
+    kvb_writer_cleanup(&region);
+    kvb_writer_cleanup(&payload);
+}
+
+static const struct {
+    uint8_t type, how;
+    enum link_codec codec;
+} steps[] = {
+    {KVB_LINK_LOOKUP, 0, LINK_lookup},
+    {KVB_LINK_PUT, 0, LINK_batch},
+    {KVB_LINK_GET, 0, LINK_batch},
+    {KVB_LINK_DISCARD, 0, LINK_discard},
+    {KVB_LINK_REPORT, 0, LINK_load},
+    {KVB_LINK_HELLO, 0, LINK_hello},
+    {KVB_LINK_REGISTER_REGION, 2, LINK_region},
+    {KVB_LINK_LINEAGE, 1, LINK_status},
+    {KVB_LINK_RESET_LOCAL, 1, LINK_reset_local_reply},
+    {KVB_LINK_RELEASE, 1, LINK_status},
+    {KVB_LINK_FINGERPRINT, 1, LINK_fingerprint_reply},
+    {KVB_LINK_RELAY, 1, LINK_relay_reply},
+    {KVB_LINK_STATE, 1, LINK_state_reply},
+    {KVB_LINK_STATE, 9, LINK_CODECS},
+    {0, 16, LINK_hello},
+    {KVB_LINK_EVENT, 34, LINK_discard},
 };
 
 /* Of fuzz_rdma: how many messages of which side go through untouched, and what is put over those
@@ -130,6 +186,9 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof records / sizeof records[0]; i++) {
         write_record(argv[1], (int)i, records[i].type, records[i].flags, records[i].seq,
                      records[i].codec);
+    }
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        write_session(argv[1], (int)i, steps[i].type, steps[i].how, steps[i].codec);
     }
     write_rdma(argv[1]);
     return 0;

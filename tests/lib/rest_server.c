@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -22,14 +23,26 @@ static void wake(void *ctx)
     sem_post(&rest->woken);
 }
 
+/* Until there is something to do. */
+static void await(struct rest_server *rest, uint64_t due_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(due_ns / KVB_NS_PER_S),
+                             .tv_nsec = (long)(due_ns % KVB_NS_PER_S)};
+    int rc;
+    do {
+        rc = due_ns == KVB_NEVER ? sem_wait(&rest->woken)
+                                 : sem_clockwait(&rest->woken, CLOCK_MONOTONIC, &until);
+    } while (rc != 0 && errno == EINTR);
+}
+
 static void *loop(void *arg)
 {
     struct rest_server *rest = arg;
+    uint64_t due_ns = KVB_NEVER;
     bool stop = false;
 
     while (!stop) {
-        while (sem_wait(&rest->woken) != 0) {
-        }
+        await(rest, due_ns);
         pthread_mutex_lock(&rest->lock);
         stop = rest->stop;
         kvp_board_beat(rest->board);
@@ -43,6 +56,7 @@ static void *loop(void *arg)
             fake_coordinator_finish(&rest->coordinator, KVB_OK);
             fake_cluster_finish(&rest->cluster);
         }
+        due_ns = kvb_sched_turn(&rest->sched);
         pthread_cond_broadcast(&rest->turned);
         pthread_mutex_unlock(&rest->lock);
     }
@@ -88,6 +102,7 @@ void rest_start(struct rest_server *rest, const struct kvp_http_config *config, 
 
     memset(rest, 0, sizeof *rest);
     kvb_log_threshold = KVB_LOG_ERROR; /* what is provoked here is not to be read */
+    kvb_sched_init(&rest->sched, &kvb_clock_real, &kvb_random_real);
     sem_init(&rest->woken, 0, 0);
     pthread_mutex_init(&rest->lock, NULL);
     pthread_cond_init(&rest->turned, NULL);
@@ -102,7 +117,8 @@ void rest_start(struct rest_server *rest, const struct kvp_http_config *config, 
     status = kvp_events_create(0, &rest->events);
     kvb_assert(status == KVB_OK);
     status = kvp_control_create(
-        &(struct kvp_control_config){.fleet = &rest->fleet,
+        &(struct kvp_control_config){.sched = &rest->sched,
+                                     .fleet = &rest->fleet,
                                      .coordinator = &rest->coordinator,
                                      .events = rest->events,
                                      .cluster = &rest->cluster,
@@ -139,6 +155,7 @@ void rest_stop(struct rest_server *rest)
     fake_coordinator_finish(&rest->coordinator, KVB_ERR_CANCELED);
     fake_cluster_finish(&rest->cluster);
     kvp_control_destroy(rest->control);
+    kvb_sched_cleanup(&rest->sched);
     kvp_board_destroy(rest->board);
     kvp_events_destroy(rest->events);
     kvb_metrics_destroy(rest->metrics);

@@ -13,6 +13,7 @@
 /* The real HTTP server, board and control on a loopback port, a thread as their loop, and behind
  * them a fake fleet with one instance, engine-0. */
 struct rest_server {
+    struct kvb_sched sched;             /* under lock, its thread's alone */
     struct kvp_fleet fleet;             /* under lock */
     struct kvs_coordinator coordinator; /* under lock */
     struct kvp_cluster cluster;         /* under lock */
