@@ -3,6 +3,8 @@
 #include "cli_grid.h"
 #include "cli_run.h"
 
+#include "base/utf8.h"
+
 #include <string.h>
 
 static const struct kvp_column of_regions[] = {
@@ -55,14 +57,19 @@ static void tell_rest(const struct kvp_cli *cli, const json_t *answer)
     const char *next = json_string_value(json_object_get(answer, "next"));
     size_t i;
     const json_t *node;
+    char text[512];
     json_array_foreach(json_object_get(answer, "silent"), i, node)
     {
-        (void)fprintf(stderr, "kvplane %s: %s did not answer: %s\n", cli->command,
-                      json_string_value(json_object_get(node, "node")),
-                      json_string_value(json_object_get(node, "result")));
+        (void)snprintf(text, sizeof text, "%.128s did not answer: %.256s",
+                       kvp_text_of(json_object_get(node, "node")),
+                       kvp_text_of(json_object_get(node, "result")));
+        kvb_utf8_clean(text);
+        (void)fprintf(stderr, "kvplane %s: %s\n", cli->command, text);
     }
     if (next != NULL) {
-        (void)fprintf(stderr, "kvplane %s: there is more: --cursor %s\n", cli->command, next);
+        (void)snprintf(text, sizeof text, "%s", next);
+        kvb_utf8_clean(text);
+        (void)fprintf(stderr, "kvplane %s: there is more: --cursor %s\n", cli->command, text);
     }
 }
 

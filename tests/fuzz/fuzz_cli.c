@@ -49,8 +49,9 @@ static CURLcode fuzz_code(long *code_p)
 
 static bool is_command(const char *name)
 {
-    static const char *const names[] = {"status", "ops",   "events", "top",   "pause",
-                                        "resume", "sleep", "wake",   "reset", "release"};
+    static const char *const names[] = {"status",  "ops",   "events", "regions", "queues",
+                                        "objects", "top",   "pause",  "resume",  "sleep",
+                                        "wake",    "reset", "release"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(names[i], name) == 0) {
             return true;
