@@ -79,7 +79,7 @@ def disturb(command, draw, hold_ms, skip):
         if signum is not None:
             held[tid] = signum
     time.sleep(hold_ms / 1000)
-    for tid, signum in held.items():
+    for tid, signum in sorted(held.items(), reverse=True):  # a process's first thread ends when all others have
         if not ptrace(PTRACE_DETACH, tid, signum):  # killed meanwhile: its parent hears of it after us
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(tid, WALL)
