@@ -94,7 +94,7 @@ static inline uint64_t cuda_rig_held(const struct cuda_rig *rig)
 /* What a killed process held is given back a little after it was reaped. */
 static inline bool cuda_rig_comes_to(const struct cuda_rig *rig, uint64_t bytes)
 {
-    for (int i = 0; i < 5000 && cuda_rig_held(rig) != bytes; i++) {
+    for (int i = 0; i < 60000 && cuda_rig_held(rig) != bytes; i++) {
         (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     return cuda_rig_held(rig) == bytes;
