@@ -183,19 +183,31 @@ void kve_process_freeze(struct kve_process *process, bool frozen)
 
 /* ---- the parts ---- */
 
-/* A TCP port that is free now. 0: none. */
+/* A TCP port that is free now. None twice, and none of those that the kernel gives to connections
+ * (ip_local_port_range) before whoever is to listen there does. 0: none. */
 static uint16_t free_port(void)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool done = fd >= 0 && bind(fd, (const struct sockaddr *)&address, sizeof address) == 0 &&
-                getsockname(fd, (struct sockaddr *)&address, &len) == 0;
-
-    if (fd >= 0) {
-        close(fd);
+    enum { FIRST = 10000, PORTS = 20000 };
+    static uint32_t at = UINT32_MAX;
+    if (at == UINT32_MAX) {
+        kvb_random_real.fill(kvb_random_real.ctx, &at, sizeof at);
+        at %= PORTS;
     }
-    return done ? ntohs(address.sin_port) : 0;
+    for (uint32_t i = 0; i < PORTS; i++) {
+        at = (at + 1) % PORTS;
+        struct sockaddr_in address = {.sin_family = AF_INET,
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                      .sin_port = htons((uint16_t)(FIRST + at))};
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        bool free = fd >= 0 && bind(fd, (const struct sockaddr *)&address, sizeof address) == 0;
+        if (fd >= 0) {
+            close(fd);
+        }
+        if (free) {
+            return (uint16_t)(FIRST + at);
+        }
+    }
+    return 0;
 }
 
 struct etcd_ports {

@@ -369,17 +369,32 @@ class Proxy(Process):
         return code
 
 
+CLAIMED = []  # for as long as this process lives
+
+
+def claimed(port):
+    """Whether it is ours alone among all that claim ports so, also while nobody listens there (etcd_server.c does)."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0kvplane-test-port-{port}")
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+    except OSError:
+        claim.close()
+        return False
+    CLAIMED.append(claim)
+    return True
+
+
 def free_ports(n):
-    """TCP ports that are free now, and none that the kernel gives to others before they are used."""
+    """TCP ports that are free now, and that neither the kernel nor another test gives to others while this one runs."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="utf-8") as given:
         first, last = map(int, given.read().split())
     others = [port for port in range(10000, 65536) if not first <= port <= last] or range(10000, 65536)
     ports = []
     while len(ports) < n:
         port = random.choice(others)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            ports += [port] * (port not in ports)
+        ports += [port] * claimed(port)
     return ports
 
 
