@@ -16,6 +16,7 @@
  * says when) and questions for its tenants (counted here).
  */
 enum { SAMPLE_MS = 2000 };
+#define MISSED_MS (24u * 3600 * 1000) /* a node that went without saying so is told of as down */
 
 struct place {
     struct kvb_list link; /* cluster.places, or leaving */
@@ -40,6 +41,13 @@ struct place {
     struct kvs_client_node health;
 };
 
+/* A node that went without saying so. */
+struct missed {
+    struct kvb_list link;
+    char name[64];
+    uint64_t until_ns;
+};
+
 struct quota {
     struct kvb_list link;
     struct kvp_cluster *cluster;
@@ -57,6 +65,7 @@ struct kvp_cluster {
     struct kvb_list places;
     struct kvb_list leaving;
     struct kvb_list quotas;
+    struct kvb_list missed; /* the longest first */
     struct kvb_timer sample;
     bool reachable;
     bool was_reachable;
@@ -235,7 +244,47 @@ static void finish_leaving(struct place *place)
 }
 
 static void show(const struct place *place, bool there);
-static void forget(const struct place *place);
+static void forget(struct kvp_cluster *cluster, const char *name);
+
+/* It is not missed any more: it is back, it was given up, or it is missed anew. */
+static void forget_missed(struct kvp_cluster *cluster, const char *name)
+{
+    kvb_list_each(&cluster->missed, link)
+    {
+        struct missed *missed = kvb_container_of(link, struct missed, link);
+        if (strcmp(missed->name, name) == 0) {
+            kvb_list_remove(&missed->link);
+            free(missed);
+        }
+    }
+}
+
+/* Shown as down, for a time. */
+static void miss(const struct place *place)
+{
+    struct kvp_cluster *cluster = place->cluster;
+    struct missed *missed = malloc(sizeof *missed);
+    show(place, false);
+    if (missed != NULL) { /* else for good */
+        memcpy(missed->name, place->record.name, sizeof missed->name);
+        missed->until_ns = kvb_deadline_in_ms(cluster->params.sched->clock, MISSED_MS);
+        kvb_list_push_back(&cluster->missed, &missed->link);
+    }
+}
+
+static void give_up_missed(struct kvp_cluster *cluster, uint64_t now_ns)
+{
+    struct kvb_list *link;
+    while ((link = kvb_list_first(&cluster->missed)) != NULL) {
+        struct missed *missed = kvb_container_of(link, struct missed, link);
+        if (missed->until_ns > now_ns) {
+            return;
+        }
+        forget(cluster, missed->name);
+        kvb_list_remove(&missed->link);
+        free(missed);
+    }
+}
 
 static void on_removed(void *ctx, struct kvs_node *node)
 {
@@ -254,9 +303,9 @@ static void place_leave(struct place *place)
 {
     struct kvp_cluster *cluster = place->cluster;
     if (readable_only(place)) { /* it said so before it went */
-        forget(place);
+        forget(cluster, place->record.name);
     } else {
-        show(place, false); /* it is missed */
+        miss(place);
     }
     kvb_list_remove(&place->link);
     kvb_list_push_back(&cluster->leaving, &place->link);
@@ -426,6 +475,7 @@ static void on_node(void *ctx, const struct kvs_node_record *record)
         KVB_LOG(INFO, place != NULL ? "store node came back" : "store node joined",
                 KVB_STR("node", record->name), KVB_STR("address", record->address),
                 KVB_U64("capacity_bytes", record->capacity_bytes));
+        forget_missed(cluster, record->name);
         place = place_add(cluster, record);
         if (place == NULL) {
             KVB_LOG_LIMITED(ERROR, "no memory for a store node", KVB_STR("node", record->name));
@@ -611,10 +661,10 @@ static const enum kvp_metric of_node[] = {
     KVP_M_CONNECTION_BYTES, KVP_M_LANES,
 };
 
-static void forget(const struct place *place)
+static void forget(struct kvp_cluster *cluster, const char *name)
 {
-    struct kvb_metrics *metrics = place->cluster->params.metrics;
-    const char *values[] = {place->record.name};
+    struct kvb_metrics *metrics = cluster->params.metrics;
+    const char *values[] = {name};
     for (size_t i = 0; metrics != NULL && i < sizeof of_node / sizeof of_node[0]; i++) {
         kvb_series_drop(metrics, of_node[i], values, 1);
     }
@@ -638,6 +688,7 @@ static void on_sample(struct kvb_timer *timer)
     struct kvb_sched *sched = cluster->params.sched;
     uint64_t now_ns = kvb_now_ns(sched->clock);
     ask_health(cluster);
+    give_up_missed(cluster, now_ns);
     kvb_list_each(&cluster->places, link)
     {
         struct place *place = kvb_container_of(link, struct place, link);
@@ -914,6 +965,7 @@ kvb_status_t kvp_cluster_create(const struct kvp_cluster_params *params,
     kvb_list_init(&cluster->places);
     kvb_list_init(&cluster->leaving);
     kvb_list_init(&cluster->quotas);
+    kvb_list_init(&cluster->missed);
     kvb_timer_init(&cluster->sample, on_sample);
     kvb_timer_init(&cluster->stop_bound, on_stop_bound);
     kvb_status_t status = params->share != NULL ? add_own_share(cluster) : KVB_OK;
@@ -1007,6 +1059,9 @@ void kvp_cluster_destroy(struct kvp_cluster *cluster)
     while ((link = kvb_list_first(&cluster->places)) != NULL ||
            (link = kvb_list_first(&cluster->leaving)) != NULL) {
         place_free(kvb_container_of(link, struct place, link));
+    }
+    while ((link = kvb_list_pop(&cluster->missed)) != NULL) {
+        free(kvb_container_of(link, struct missed, link));
     }
     while ((link = kvb_list_pop(&cluster->quotas)) != NULL) {
         free(kvb_container_of(link, struct quota, link));

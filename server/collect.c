@@ -223,28 +223,56 @@ static const enum kvp_metric of_instance[] = {
     KVP_M_OPERATIONS_WAITING,
 };
 
-/* An instance that came back as another tenant's: what it was before is gone. */
-static void forget_tenant(struct kvp_collect *collect, const struct kvp_view *view)
+static struct kvp_collect_known *know(struct kvp_collect *collect, const struct kvp_view *view)
 {
-    struct kvp_collect_known *known = NULL;
-    for (uint32_t i = 0; i < collect->nknown && known == NULL; i++) {
+    for (uint32_t i = 0; i < collect->nknown; i++) {
         if (strcmp(collect->known[i].instance, view->instance) == 0) {
-            known = &collect->known[i];
+            return &collect->known[i];
         }
     }
-    if (known == NULL && collect->nknown < KVP_INSTANCES_MAX) {
-        known = &collect->known[collect->nknown++];
-        strcpy(known->instance, view->instance);
-        strcpy(known->tenant, view->tenant);
+    if (collect->nknown == KVP_INSTANCES_MAX) {
+        return NULL;
     }
-    if (known == NULL || strcmp(known->tenant, view->tenant) == 0) {
+    struct kvp_collect_known *known = &collect->known[collect->nknown++];
+    strcpy(known->instance, view->instance);
+    strcpy(known->tenant, view->tenant);
+    return known;
+}
+
+static bool has_tag(const struct kvp_view *view, const char *tag)
+{
+    for (uint32_t i = 0; i < view->ntags; i++) {
+        if (strcmp(view->tags[i].tag, tag) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* An instance that came back as another tenant's, or without a tag: what it was before is gone. */
+static void forget_before(struct kvp_collect *collect, const struct kvp_view *view)
+{
+    struct kvp_collect_known *known = know(collect, view);
+    if (known == NULL) {
         return;
     }
-    const char *values[] = {known->instance, known->tenant};
-    for (size_t i = 0; i < sizeof of_instance / sizeof of_instance[0]; i++) {
-        kvb_series_drop(collect->metrics, of_instance[i], values, 2);
+    if (strcmp(known->tenant, view->tenant) != 0) {
+        const char *values[] = {known->instance, known->tenant};
+        for (size_t i = 0; i < sizeof of_instance / sizeof of_instance[0]; i++) {
+            kvb_series_drop(collect->metrics, of_instance[i], values, 2);
+        }
+        strcpy(known->tenant, view->tenant);
     }
-    strcpy(known->tenant, view->tenant);
+    for (uint32_t i = 0; i < known->ntags; i++) {
+        const char *values[] = {known->instance, known->tenant, known->tags[i]};
+        if (!has_tag(view, known->tags[i])) {
+            kvb_series_drop(collect->metrics, KVP_M_INSTANCE_TAG, values, 3);
+        }
+    }
+    known->ntags = view->ntags;
+    for (uint32_t i = 0; i < view->ntags; i++) {
+        memcpy(known->tags[i], view->tags[i].tag, sizeof known->tags[i]);
+    }
 }
 
 static void show_states(struct kvb_metrics *metrics, const struct kvp_view *view)
@@ -293,7 +321,7 @@ void kvp_collect_instance(struct kvp_collect *collect, const struct kvp_view *vi
     } requests[] = {{"running", view->load.running},
                     {"waiting", view->load.waiting},
                     {"loading", view->load.loading}};
-    forget_tenant(collect, view);
+    forget_before(collect, view);
     kvp_compat_instance(collect->compat, view);
     for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
         kvb_series_set(kvb_series(metrics, figures[i].which, values), figures[i].value);

@@ -27,7 +27,10 @@ struct kvp_collect {
     uint32_t nknown;
     struct kvp_collect_known {
         char instance[KVB_NAME_MAX];
-        char tenant[KVB_NAME_MAX]; /* as it was last shown */
+        /* as it was last shown */
+        char tenant[KVB_NAME_MAX];
+        uint32_t ntags;
+        char tags[KVB_TAGS_MAX][KVB_NAME_MAX];
     } known[KVP_INSTANCES_MAX];
 };
 

@@ -9,12 +9,13 @@
 struct kvp_compat {
     struct kvb_metrics *own;
     struct kvb_metrics *of;
-    /* loop thread: what each instance has running */
+    /* loop thread: of each instance what was shown last */
     uint32_t n;
-    struct {
+    struct shown {
         char instance[KVB_NAME_MAX];
-        const char *operation; /* NULL: none of those shown */
-    } running[KVP_INSTANCES_MAX];
+        char model[sizeof((struct kvp_view *)0)->model];
+        const char *operation; /* that runs; NULL: none of those shown */
+    } shown[KVP_INSTANCES_MAX];
 };
 
 static const struct kvb_metric table[KVP_COMPAT_COUNT] = {
@@ -96,25 +97,42 @@ static const char *shown_operation(const struct kvp_view *view)
     return shown ? kvp_operation_label(view->operation) : NULL;
 }
 
-static void count_running(struct kvp_compat *compat, const struct kvp_view *view)
+/* NULL: there are too many. */
+static struct shown *find(struct kvp_compat *compat, const struct kvp_view *view)
+{
+    for (uint32_t i = 0; i < compat->n; i++) {
+        if (strcmp(compat->shown[i].instance, view->instance) == 0) {
+            return &compat->shown[i];
+        }
+    }
+    if (compat->n == KVP_INSTANCES_MAX) {
+        return NULL;
+    }
+    struct shown *shown = &compat->shown[compat->n++];
+    strcpy(shown->instance, view->instance);
+    strcpy(shown->model, view->model);
+    return shown;
+}
+
+/* It came back with another model: what it was before is gone. */
+static void forget_model(struct kvp_compat *compat, struct shown *shown, const char *model)
+{
+    const char *values[] = {shown->model, shown->instance};
+    if (strcmp(shown->model, model) != 0) {
+        kvb_series_drop(compat->own, KVP_C_SLEEP_STATE, values, 2);
+        kvb_series_drop(compat->own, KVP_C_COMPONENT_STATE, values, 2);
+        strcpy(shown->model, model);
+    }
+}
+
+static void count_running(struct kvp_compat *compat)
 {
     static const enum kvp_operation operations[] = {KVP_OP_SLEEP, KVP_OP_WAKE, KVP_OP_RELEASE_KV};
-    uint32_t at = 0;
-    while (at < compat->n && strcmp(compat->running[at].instance, view->instance) != 0) {
-        at++;
-    }
-    if (at == KVP_INSTANCES_MAX) {
-        return;
-    }
-    if (at == compat->n) {
-        strcpy(compat->running[compat->n++].instance, view->instance);
-    }
-    compat->running[at].operation = shown_operation(view);
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
         const char *values[] = {kvp_operation_label(operations[i])};
         uint32_t n = 0;
         for (uint32_t k = 0; k < compat->n; k++) {
-            const char *running = compat->running[k].operation;
+            const char *running = compat->shown[k].operation;
             n += running != NULL && strcmp(running, values[0]) == 0;
         }
         kvb_series_set(kvb_series(compat->own, KVP_C_IN_FLIGHT, values), n);
@@ -143,11 +161,16 @@ void kvp_compat_instance(struct kvp_compat *compat, const struct kvp_view *view)
         {KVP_C_COMPONENT_STATE, "weights", weights_awake},
         {KVP_C_COMPONENT_STATE, "kv_cache", kv_awake},
     };
+    struct shown *shown = find(compat, view);
+    if (shown != NULL) {
+        forget_model(compat, shown, view->model);
+        shown->operation = shown_operation(view);
+    }
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         const char *values[] = {view->model, view->instance, states[i].word};
         kvb_series_set(kvb_series(compat->own, states[i].which, values), states[i].value);
     }
-    count_running(compat, view);
+    count_running(compat);
 }
 
 struct kvp_compat *kvp_compat_create(struct kvb_metrics *of)

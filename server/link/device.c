@@ -34,9 +34,7 @@ static void show(struct kvp_link_rank *rank, struct kvt_device_info *info)
     if (metrics == NULL) {
         return;
     }
-    char number[16];
-    (void)snprintf(number, sizeof number, "%u", rank->base.index);
-    const char *values[] = {rank->instance_name, number};
+    const char *values[] = {rank->instance_name, rank->label};
     count(metrics, KVP_M_CUDA_STARTS, values, info->starts, &rank->shown_starts);
     count(metrics, KVP_M_CUDA_KILLS, values, info->kills, &rank->shown_kills);
     count(metrics, KVP_M_CUDA_FAILURES, values, info->failures, &rank->shown_failures);
@@ -53,7 +51,7 @@ static void show(struct kvp_link_rank *rank, struct kvt_device_info *info)
 #undef X
     };
     for (size_t i = 0; i < sizeof held / sizeof held[0]; i++) {
-        const char *of_kind[] = {rank->instance_name, number, held[i].what};
+        const char *of_kind[] = {rank->instance_name, rank->label, held[i].what};
         kvb_series_set(kvb_series(metrics, KVP_M_CUDA_HELD, of_kind), held[i].n);
     }
 }
@@ -93,9 +91,7 @@ static void on_closed(void *arg)
     struct kvp_link_rank *rank = arg;
     rank->device = NULL;
     if (rank->owner->config.metrics != NULL && !superseded(rank)) {
-        char number[16];
-        (void)snprintf(number, sizeof number, "%u", rank->base.index);
-        const char *values[] = {rank->instance_name, number};
+        const char *values[] = {rank->instance_name, rank->label};
         kvb_series_drop(rank->owner->config.metrics, KVP_M_CUDA_HELPERS, values, 2);
         kvb_series_drop(rank->owner->config.metrics, KVP_M_CUDA_HELD, values, 2);
     }

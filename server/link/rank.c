@@ -113,6 +113,11 @@ kvb_status_t kvp_link_rank_create(struct kvp_link *owner, struct kvp_session *se
     rank->socket = -1;
     (void)snprintf(rank->instance_name, sizeof rank->instance_name, "%s", hello->instance);
     (void)snprintf(rank->name, sizeof rank->name, "%s/%u", hello->instance, hello->rank);
+    if ((hello->roles & KVB_ROLE_WORKER) != 0) {
+        (void)snprintf(rank->label, sizeof rank->label, "%u", hello->rank);
+    } else {
+        strcpy(rank->label, "scheduler");
+    }
     kvp_tasks_init(rank);
     kvp_regions_init(rank, hello);
     owner->nranks++;

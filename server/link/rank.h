@@ -59,8 +59,10 @@ struct kvp_link_rank {
     struct kvp_shape shape;
     char instance_name[KVB_NAME_MAX];
     char name[KVB_NAME_MAX + 16]; /* "instance/rank", for log lines */
-    bool released;                /* nobody's but its transfers' */
-    int socket;                   /* of the ended connection, until the rank is freed; -1: none */
+    char label[16]; /* of its metrics: its number; a scheduler that is no worker has none of its own
+                     */
+    bool released;  /* nobody's but its transfers' */
+    int socket;     /* of the ended connection, until the rank is freed; -1: none */
 
     /* tasks.c */
     struct kvp_task_queue queues[KVP_TASK_KINDS];

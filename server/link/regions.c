@@ -126,10 +126,8 @@ static void show(const struct kvp_link_rank *rank)
     if (metrics == NULL || rank->released) {
         return;
     }
-    char number[16];
     uint64_t bytes;
-    (void)snprintf(number, sizeof number, "%u", rank->base.index);
-    const char *values[] = {rank->instance_name, number};
+    const char *values[] = {rank->instance_name, rank->label};
     uint32_t n = kvp_regions_registered(rank, NULL, &bytes);
     kvb_series_set(kvb_series(metrics, KVP_M_REGIONS, values), n);
     kvb_series_set(kvb_series(metrics, KVP_M_REGION_BYTES, values), (double)bytes);
@@ -138,7 +136,7 @@ static void show(const struct kvp_link_rank *rank)
         const struct kvp_slot *slot = kvb_container_of(link, struct kvp_slot, link);
         char region[16];
         (void)snprintf(region, sizeof region, "%u", slot->number);
-        const char *of_region[] = {rank->instance_name, number, region};
+        const char *of_region[] = {rank->instance_name, rank->label, region};
         kvb_series_set(kvb_series(metrics, KVP_M_REGION_PINNED, of_region),
                        (double)pinned_bytes(rank, slot));
     }
@@ -147,9 +145,7 @@ static void show(const struct kvp_link_rank *rank)
 void kvp_regions_forget_shown(const struct kvp_link_rank *rank)
 {
     struct kvb_metrics *metrics = rank->owner->config.metrics;
-    char number[16];
-    (void)snprintf(number, sizeof number, "%u", rank->base.index);
-    const char *values[] = {rank->instance_name, number};
+    const char *values[] = {rank->instance_name, rank->label};
     if (metrics != NULL) {
         kvb_series_drop(metrics, KVP_M_REGIONS, values, 2);
         kvb_series_drop(metrics, KVP_M_REGION_BYTES, values, 2);

@@ -65,9 +65,7 @@ static struct kvb_metrics *metrics_of(const struct kvp_link_rank *rank)
 static void show_of_queue(const struct kvp_link_rank *rank, enum kvp_task_kind kind,
                           enum kvp_metric which, double value)
 {
-    char number[16];
-    (void)snprintf(number, sizeof number, "%u", rank->base.index);
-    const char *values[] = {rank->instance_name, number, kvp_queue_text((enum kvp_queue)kind)};
+    const char *values[] = {rank->instance_name, rank->label, kvp_queue_text((enum kvp_queue)kind)};
     if (metrics_of(rank) != NULL && !rank->released) {
         kvb_series_set(kvb_series(metrics_of(rank), which, values), value);
     }
@@ -88,9 +86,7 @@ void kvp_tasks_forget_shown(const struct kvp_link_rank *rank)
 {
     static const enum kvp_metric families[] = {KVP_M_TASKS_QUEUED, KVP_M_TASKS_RUNNING,
                                                KVP_M_TASK_AGE};
-    char number[16];
-    (void)snprintf(number, sizeof number, "%u", rank->base.index);
-    const char *values[] = {rank->instance_name, number};
+    const char *values[] = {rank->instance_name, rank->label};
     for (size_t i = 0; metrics_of(rank) != NULL && i < sizeof families / sizeof families[0]; i++) {
         kvb_series_drop(metrics_of(rank), families[i], values, 2);
     }

@@ -677,6 +677,60 @@ Test(cluster, metrics_tell_of_every_node_and_of_those_that_left)
     kvb_metrics_destroy(metrics);
 }
 
+/* 1, 0, or -1: nothing is told of it. */
+static int up(struct kvb_metrics *metrics, const char *node)
+{
+    char *text;
+    char line[64];
+    size_t len;
+    cr_assert_eq(kvb_metrics_write(metrics, &text, &len), KVB_OK);
+    snprintf(line, sizeof line, "\nkvplane_node_up{node=\"%s\"} ", node);
+    const char *at = strstr(text, line);
+    int value = at == NULL ? -1 : at[strlen(line)] - '0';
+    free(text);
+    return value;
+}
+
+Test(cluster, a_node_that_is_missed_is_told_of_for_a_day)
+{
+    enum { HOUR_MS = 3600 * 1000 };
+    struct kvb_metrics *metrics = kvb_metrics_create(kvp_metric_table, KVP_METRIC_COUNT);
+    struct kvp_cluster_params params = params_of(true, true);
+    params.metrics = metrics;
+    cr_assert_eq(kvp_cluster_create(&params, &cluster), KVB_OK);
+    for (int i = 0; i < 3; i++) {
+        const char *names[] = {"gone", "back", "left"};
+        tell(names[i], "a:1", 50, 9, i == 2);
+        last_remote->status.up = true;
+    }
+    sim_advance(&sim, 2100);
+    cr_expect_eq(up(metrics, "gone"), 1);
+    watch->node_gone(watch_ctx, "gone");
+    watch->node_gone(watch_ctx, "back");
+    watch->node_gone(watch_ctx, "left");
+    finish_removals();
+    cr_expect_eq(up(metrics, "gone"), 0);
+    cr_expect_eq(up(metrics, "left"), -1, "it had said so");
+    for (int i = 0; i < 23; i++) {
+        sim_advance(&sim, HOUR_MS);
+    }
+    cr_expect_eq(up(metrics, "gone"), 0);
+    tell("back", "a:1", 50, 10, false);
+    last_remote->status.up = true;
+    sim_advance(&sim, 2100);
+    cr_expect_eq(up(metrics, "back"), 1);
+    watch->node_gone(watch_ctx, "back");
+    finish_removals();
+    for (int i = 0; i < 2; i++) {
+        sim_advance(&sim, HOUR_MS);
+    }
+    cr_expect_eq(up(metrics, "gone"), -1);
+    cr_expect_eq(up(metrics, "back"), 0, "it is missed anew, from then on");
+    kvp_cluster_destroy(cluster);
+    cluster = NULL;
+    kvb_metrics_destroy(metrics);
+}
+
 struct gathered {
     struct kvp_cluster_tenants ask;
     uint32_t done;

@@ -108,6 +108,33 @@ Test(collect, an_instance_is_in_one_state_and_of_one_tenant)
     cr_expect(!shows("tenant=\"t\""), "it is not that tenant's any more");
 }
 
+Test(collect, an_instance_that_comes_back_otherwise_leaves_nothing_of_what_it_was)
+{
+    struct kvp_view view = {.instance = "a",
+                            .tenant = "t",
+                            .model = "before",
+                            .ntags = 2,
+                            .tags = {{"kv_cache", KVB_RESIDENT}, {"weights", KVB_RESIDENT}}};
+    struct kvp_view other = view;
+    collect.compat = kvp_compat_create(metrics);
+    strcpy(other.instance, "b");
+    kvp_collect_instance(&collect, &view);
+    kvp_collect_instance(&collect, &other);
+    cr_expect(shows("instance=\"a\",tenant=\"t\",tag=\"weights\",state=\"resident\"} 1\n"));
+    cr_expect(shows("{model_name=\"before\",engine=\"a\",sleep_state=\"awake\"} 1\n"));
+    strcpy(view.model, "after");
+    view.ntags = 1;
+    kvp_collect_instance(&collect, &view);
+    cr_expect(!shows("{instance=\"a\",tenant=\"t\",tag=\"weights\""));
+    cr_expect(shows("{instance=\"a\",tenant=\"t\",tag=\"kv_cache\",state=\"resident\"} 1\n"));
+    cr_expect(!shows("{model_name=\"before\",engine=\"a\""));
+    cr_expect(shows("{model_name=\"after\",engine=\"a\",sleep_state=\"awake\"} 1\n"));
+    cr_expect(shows("{model_name=\"after\",engine=\"a\",component=\"weights\"} 1\n"));
+    cr_expect(shows("instance=\"b\",tenant=\"t\",tag=\"weights\",state=\"resident\"} 1\n"));
+    cr_expect(shows("{model_name=\"before\",engine=\"b\",sleep_state=\"awake\"} 1\n"));
+    kvp_compat_destroy(collect.compat);
+}
+
 Test(collect, a_transfer_is_counted_by_direction_transport_and_result)
 {
     struct kvt_slice slices[] = {{.len = 1000}, {.len = 24}};

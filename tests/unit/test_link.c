@@ -1871,6 +1871,21 @@ static double pinned_of(uint32_t region)
     return kvb_series_value(kvb_series(metrics, KVP_M_REGION_PINNED, values));
 }
 
+Test(link, a_scheduler_without_memory_takes_no_series_of_the_first_worker_along)
+{
+    struct kvb_link_hello hello = hello_of(0, 1);
+    hello.roles = KVB_ROLE_SCHEDULER;
+    struct engine scheduler = engine_attach_as(&hello);
+    struct engine worker = engine_with_regions();
+    const char *values[] = {"a", "0"};
+    cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_REGIONS, values)), 2);
+    (void)close(scheduler.fd);
+    turn();
+    cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_REGIONS, values)), 2);
+    engine_end(&worker);
+    cr_expect_eq(kvb_series_value(kvb_series(metrics, KVP_M_REGIONS, values)), 0);
+}
+
 /* A sleep goes on to the engine's release when this has answered (test_plan). */
 Test(link, unregistered_means_that_every_transport_has_let_go_and_a_wake_that_each_has_it_again)
 {
