@@ -12,15 +12,19 @@ static bool is_of(const struct kvp_cli *cli, const json_t *operation)
     return cli->instance == NULL || (instance != NULL && strcmp(instance, cli->instance) == 0);
 }
 
+/* Whose it is: an instance's, or a tenant's. */
+static void put_whose(char *cell, const json_t *operation)
+{
+    const char *instance = json_string_value(json_object_get(operation, "instance"));
+    bool none = instance != NULL && instance[0] == '\0';
+    kvp_cell_text(cell, json_object_get(operation, none ? "tenant" : "instance"));
+}
+
 static const struct kvp_column columns[] = {
-    {"ID", "id", kvp_cell_count, false},
-    {"OPERATION", "operation", kvp_cell_text, false},
-    {"INSTANCE", "instance", kvp_cell_text, false},
-    {"STATUS", "status", kvp_cell_text, false},
-    {"RESULT", "result", kvp_cell_text, false},
-    {"STEP", "step", kvp_cell_text, false},
-    {"TOOK", "elapsed_ms", kvp_cell_took, true},
-    {NULL},
+    {"ID", "id", kvp_cell_count, false},         {"OPERATION", "operation", kvp_cell_text, false},
+    {"INSTANCE", "", put_whose, false},          {"STATUS", "status", kvp_cell_text, false},
+    {"RESULT", "result", kvp_cell_text, false},  {"STEP", "step", kvp_cell_text, false},
+    {"TOOK", "elapsed_ms", kvp_cell_took, true}, {NULL},
 };
 
 static int list(struct kvp_cli *cli)

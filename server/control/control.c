@@ -198,7 +198,7 @@ static void fill_common(const struct kvp_request *request, struct kvp_ask *ask)
 }
 
 /* The answer is that it was started; its end is looked up at Location. */
-static void started(struct kvp_pending *pending, uint64_t operation_id)
+void kvp_control_started(struct kvp_pending *pending, uint64_t operation_id)
 {
     struct kvp_request *request = pending->request;
 
@@ -272,7 +272,7 @@ void kvp_control_start(struct kvp_control *control, struct kvp_request *request)
         return;
     }
     if (operation_id != 0 && request->respond_async) {
-        started(pending, operation_id);
+        kvp_control_started(pending, operation_id);
     }
 }
 
@@ -434,7 +434,7 @@ kvb_status_t kvp_control_create(const struct kvp_control_config *config,
     kvb_list_init(&control->pendings);
     kvb_list_init(&control->questions);
     kvb_list_init(&control->listings);
-    kvb_list_init(&control->fans);
+    kvb_list_init(&control->owns);
     kvp_inbox_init(&control->inbox, config->queue_max, config->wake, config->wake_ctx);
     *control_p = control;
     return KVB_OK;
@@ -499,7 +499,7 @@ void kvp_control_destroy(struct kvp_control *control)
     if (control != NULL) {
         kvp_control_close(control); /* already done, unless the daemon never started */
         kvb_assert(kvb_list_empty(&control->pendings) && kvp_control_quiet(control));
-        kvp_fan_destroy_ended(control);
+        kvp_owns_destroy_ended(control);
         kvp_inbox_cleanup(&control->inbox);
         free(control);
     }

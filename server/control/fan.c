@@ -28,20 +28,22 @@ struct entry {
 };
 
 struct kvp_fan {
-    struct kvb_list link; /* control.fans */
-    struct kvp_control *control;
+    struct kvp_own own;          /* status and message of its record: the first failure's */
     struct kvb_list askers;      /* pendings that want its answer; the first is that of its ask */
-    struct kvb_list watchers;    /* pendings that want its end */
     struct kvp_pending *pending; /* the first asker, to the end: the ask's body is its */
     enum { FAN_FIRST, FAN_DEEPER, FAN_UNDO } phase;
     bool all; /* or nothing */
     uint32_t n, left;
-    struct kvp_operation_record record; /* status and message: the first failure's */
-    char message[KVB_NAME_MAX + 640];   /* the same, whole */
+    char message[KVB_NAME_MAX + 640]; /* the same, whole */
     struct entry entries[];
 };
 
 static void on_done(void *arg, const struct kvp_outcome *outcome);
+
+static struct kvp_fan *fan_of(struct kvp_own *own)
+{
+    return kvb_container_of(own, struct kvp_fan, own);
+}
 
 /* What others can take back: it only stops, and gives up what comes back whole. */
 static bool can_take_back(enum kvp_operation operation)
@@ -82,7 +84,7 @@ static const struct entry *slowest(const struct kvp_fan *fan, struct kvp_operati
         const struct entry *entry = &fan->entries[i];
         struct kvp_operation_record one;
         if (!entry->running ||
-            !kvp_fleet_operation(fan->control->config.fleet, entry->operation, &one)) {
+            !kvp_fleet_operation(fan->own.control->config.fleet, entry->operation, &one)) {
             continue;
         }
         uint64_t left = one.drain.bytes_left + one.drain.queued + one.drain.running;
@@ -99,54 +101,23 @@ static const struct entry *slowest(const struct kvp_fan *fan, struct kvp_operati
     return slow;
 }
 
-json_t *kvp_fan_json(const struct kvp_fan *fan)
+static json_t *fan_json(const struct kvp_own *own)
 {
     static const char *const phases[] = {
         [FAN_FIRST] = "doing", [FAN_DEEPER] = "deepening", [FAN_UNDO] = "taking_back"};
-    struct kvp_operation_record record = fan->record;
-    const struct entry *slow = fan->record.finished ? NULL : slowest(fan, &record);
-    json_t *json = kvp_operation_json(fan->control, &record);
+    const struct kvp_fan *fan = fan_of((struct kvp_own *)(uintptr_t)own);
+    struct kvp_operation_record record = fan->own.record;
+    const struct entry *slow = fan->own.record.finished ? NULL : slowest(fan, &record);
+    json_t *json = kvp_operation_json(fan->own.control, &record);
 
     (void)json_object_set_new(json, "instances_done", json_integer(fan->n - fan->left));
     (void)json_object_set_new(json, "instances_all", json_integer(fan->n));
-    if (!fan->record.finished) {
+    if (!fan->own.record.finished) {
         kvp_json_set_text(json, "phase", phases[fan->phase]);
         kvp_json_set_text(json, "slowest", slow != NULL ? slow->instance : NULL);
     }
     (void)json_object_set_new(json, "instances", entries_json(fan));
     return json;
-}
-
-void kvp_fan_each(const struct kvp_control *control,
-                  void (*each)(void *arg, uint64_t id, const struct kvp_fan *fan), void *arg)
-{
-    kvb_list_each(&control->fans, link)
-    {
-        const struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
-        each(arg, fan->record.id, fan);
-    }
-}
-
-struct kvp_fan *kvp_fan_find(struct kvp_control *control, uint64_t id)
-{
-    kvb_list_each(&control->fans, link)
-    {
-        struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
-        if (fan->record.id == id) {
-            return fan;
-        }
-    }
-    return NULL;
-}
-
-bool kvp_fan_await(struct kvp_fan *fan, struct kvp_pending *pending,
-                   void (*on_end)(struct kvp_pending *pending))
-{
-    if (!fan->record.finished) {
-        pending->on_end = on_end;
-        kvb_list_push_back(&fan->watchers, &pending->wait_link);
-    }
-    return !fan->record.finished;
 }
 
 /* ---- its end ---- */
@@ -159,91 +130,67 @@ static unsigned http_of(const struct kvp_fan *fan)
     for (uint32_t i = 0; i < fan->n; i++) {
         any = any || fan->entries[i].ok;
     }
-    if (fan->record.status == KVB_OK ||
+    if (fan->own.record.status == KVB_OK ||
         (fan->pending->action->success == NULL && !fan->pending->params.strict)) {
         return 200;
     }
-    return any && !fan->all ? 207 : kvp_error_http(fan->record.status);
+    return any && !fan->all ? 207 : kvp_error_http(fan->own.record.status);
 }
 
 static json_t *answer_of(const struct kvp_fan *fan, unsigned http_status)
 {
-    bool failed = fan->record.status != KVB_OK;
+    bool failed = fan->own.record.status != KVB_OK;
     json_t *body =
         http_status >= 400 ? kvp_error_body(http_status, NULL, fan->message) : json_object();
 
     (void)json_object_set_new(body, "success", json_boolean(!failed));
     if (failed) {
-        kvp_json_set_side(body, fan->record.side, fan->record.at);
+        kvp_json_set_side(body, fan->own.record.side, fan->own.record.at);
     }
     kvp_json_set_text(body, "message", failed ? fan->message : fan->pending->action->text);
-    kvp_json_set_u64(body, "operation_id", fan->record.id);
+    kvp_json_set_u64(body, "operation_id", fan->own.record.id);
     (void)json_object_set_new(body, "instances", entries_json(fan));
     return body;
 }
 
-static void fan_free(struct kvp_fan *fan)
+static void fan_free(struct kvp_own *own)
 {
+    struct kvp_fan *fan = fan_of(own);
     for (uint32_t i = 0; i < fan->n; i++) {
         json_decref(fan->entries[i].answer);
     }
-    fan->control->nfans--;
-    kvb_list_remove(&fan->link);
     free(fan);
 }
 
 /* Ended ones are told of for a while, but for what engines answered, which may be long. */
-static void keep(struct kvp_fan *fan)
+static void forget_results(struct kvp_fan *fan)
 {
-    struct kvp_control *control = fan->control;
-
     for (uint32_t i = 0; i < fan->n; i++) {
         (void)json_object_del(fan->entries[i].answer, "result");
         (void)json_object_del(fan->entries[i].answer, "results");
-    }
-    kvb_list_each(&control->fans, link)
-    {
-        struct kvp_fan *old = kvb_container_of(link, struct kvp_fan, link);
-        if (control->nfans > KVP_FANS_KEPT && old->record.finished && old != fan) {
-            fan_free(old);
-        }
     }
 }
 
 static void end(struct kvp_fan *fan)
 {
-    struct kvp_control *control = fan->control;
+    struct kvp_control *control = fan->own.control;
     unsigned http_status = http_of(fan);
     bool error = http_status >= 400;
     json_t *body = answer_of(fan, http_status);
     struct kvp_pending *waits;
 
-    fan->record.finished = true;
-    fan->record.finished_ns = kvb_now_ns(control->config.clock);
+    kvp_own_finished(&fan->own);
     while ((waits = first_of(&fan->askers)) != NULL) {
         if (waits->request != NULL) {
             kvp_control_reply(control, waits->request, http_status, json_deep_copy(body),
-                              error ? kvp_error_retry_s(fan->record.status) : 0);
+                              error ? kvp_error_retry_s(fan->own.record.status) : 0);
         }
         kvp_pending_free(waits);
     }
     fan->pending = NULL;
     json_decref(body);
-    keep(fan);
-    while ((waits = first_of(&fan->watchers)) != NULL) {
-        waits->on_end(waits);
-    }
-}
-
-void kvp_fan_destroy_ended(struct kvp_control *control)
-{
-    kvb_list_each(&control->fans, link)
-    {
-        struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
-        if (fan->record.finished) {
-            fan_free(fan);
-        }
-    }
+    forget_results(fan);
+    kvp_own_tell_end(&fan->own);
 }
 
 /* ---- its way ---- */
@@ -251,11 +198,11 @@ void kvp_fan_destroy_ended(struct kvp_control *control)
 static void note_failure(struct kvp_fan *fan, const char *who, kvb_status_t status,
                          const char *message)
 {
-    if (fan->record.status == KVB_OK) {
-        fan->record.status = status;
-        fan->record.side = kvp_side_of(status);
+    if (fan->own.record.status == KVB_OK) {
+        fan->own.record.status = status;
+        fan->own.record.side = kvp_side_of(status);
         snprintf(fan->message, sizeof fan->message, "%s: %s", who, message);
-        snprintf(fan->record.message, sizeof fan->record.message, "%.255s", fan->message);
+        snprintf(fan->own.record.message, sizeof fan->own.record.message, "%.255s", fan->message);
     }
 }
 
@@ -283,8 +230,8 @@ static void ask_entry(struct entry *entry, const struct kvp_ask *ask)
 {
     struct kvp_fan *fan = entry->fan;
     kvb_status_t status =
-        kvp_fleet_request(fan->control->config.fleet, entry->instance, ask, fan->record.request_id,
-                          on_done, entry, &entry->operation);
+        kvp_fleet_request(fan->own.control->config.fleet, entry->instance, ask,
+                          fan->own.record.request_id, on_done, entry, &entry->operation);
 
     if (status == KVB_OK) {
         entry->running = true;
@@ -314,9 +261,9 @@ static void next_phase(struct kvp_fan *fan)
 {
     const struct kvp_ask *ask = &fan->pending->ask;
 
-    if (fan->phase != FAN_FIRST || fan->control->closing || !fan->all) {
+    if (fan->phase != FAN_FIRST || fan->own.control->closing || !fan->all) {
         end(fan);
-    } else if (fan->record.status != KVB_OK) {
+    } else if (fan->own.record.status != KVB_OK) {
         fan->phase = FAN_UNDO;
         if (can_take_back(ask->operation)) {
             go_on(fan, (struct kvp_ask){.operation = KVP_OP_TAKE_BACK});
@@ -352,11 +299,11 @@ static void on_done(void *arg, const struct kvp_outcome *outcome)
     if (fan->phase == FAN_FIRST && status == KVB_OK && !outcome->nothing_to_do) {
         entry->did = outcome->operation_id;
     }
-    bool first = fan->record.status == KVB_OK;
+    bool first = fan->own.record.status == KVB_OK;
     take(entry, status, answer, kvp_outcome_message(outcome));
     if (first && outcome->status != KVB_OK) { /* the operation knows it better than its status */
-        fan->record.side = outcome->side;
-        snprintf(fan->record.at, sizeof fan->record.at, "%s",
+        fan->own.record.side = outcome->side;
+        snprintf(fan->own.record.at, sizeof fan->own.record.at, "%s",
                  outcome->at != NULL ? outcome->at : "");
     }
     if (--fan->left == 0) {
@@ -364,15 +311,13 @@ static void on_done(void *arg, const struct kvp_outcome *outcome)
     }
 }
 
-kvb_status_t kvp_fan_cancel(struct kvp_fan *fan)
+static kvb_status_t fan_cancel(struct kvp_own *own)
 {
-    struct kvp_fleet *fleet = fan->control->config.fleet;
+    struct kvp_fan *fan = fan_of(own);
+    struct kvp_fleet *fleet = fan->own.control->config.fleet;
     bool some = fan->all; /* also what has ended is taken back */
 
-    if (fan->record.finished) {
-        return KVB_ERR_NOT_FOUND;
-    }
-    if (fan->phase != FAN_FIRST || !can_take_back(fan->record.operation)) {
+    if (fan->phase != FAN_FIRST || !can_take_back(fan->own.record.operation)) {
         return KVB_ERR_BAD_STATE;
     }
     for (uint32_t i = 0; i < fan->n; i++) {
@@ -384,6 +329,19 @@ kvb_status_t kvp_fan_cancel(struct kvp_fan *fan)
                      "canceled by a request to cancel it");
     }
     return some ? KVB_OK : KVB_ERR_BAD_STATE;
+}
+
+static const struct kvp_own_ops fan_ops = {
+    .json = fan_json, .cancel = fan_cancel, .free = fan_free};
+
+static struct kvp_fan *next_fan(const struct kvp_control *control, const struct kvp_fan *fan)
+{
+    struct kvb_list *link = fan == NULL ? control->owns.next : fan->own.link.next;
+    while (link != &control->owns &&
+           kvb_container_of(link, struct kvp_own, link)->ops != &fan_ops) {
+        link = link->next;
+    }
+    return link == &control->owns ? NULL : fan_of(kvb_container_of(link, struct kvp_own, link));
 }
 
 /* ---- its beginning ---- */
@@ -398,10 +356,10 @@ static void add_entry(void *arg, const struct kvp_view *view)
     entry->ok = view->attached;
     if (!view->attached) {
         entry->answer = kvp_error_body(409, NULL, "not attached");
-        if (fan->record.status == KVB_OK) {
+        if (fan->own.record.status == KVB_OK) {
             note_failure(fan, entry->instance, KVB_ERR_BAD_STATE, "not attached");
-            fan->record.side = KVP_SIDE_ENGINE;
-            snprintf(fan->record.at, sizeof fan->record.at, "%s", entry->instance);
+            fan->own.record.side = KVP_SIDE_ENGINE;
+            snprintf(fan->own.record.at, sizeof fan->own.record.at, "%s", entry->instance);
         }
     }
 }
@@ -409,17 +367,15 @@ static void add_entry(void *arg, const struct kvp_view *view)
 /* Under way, and what some have done of it may have to be taken back. */
 static bool may_be_undone(const struct kvp_fan *fan)
 {
-    return !fan->record.finished && can_take_back(fan->record.operation);
+    return !fan->own.record.finished && can_take_back(fan->own.record.operation);
 }
 
 /* One that runs, and that a request for the same may share. */
 static struct kvp_fan *find_same(struct kvp_control *control, const struct kvp_pending *pending,
                                  bool all)
 {
-    kvb_list_each(&control->fans, link)
-    {
-        struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
-        if (may_be_undone(fan) && fan->phase == FAN_FIRST && fan->record.status == KVB_OK &&
+    for (struct kvp_fan *fan = NULL; (fan = next_fan(control, fan)) != NULL;) {
+        if (may_be_undone(fan) && fan->phase == FAN_FIRST && fan->own.record.status == KVB_OK &&
             fan->all == all && fan->pending->action == pending->action &&
             kvp_ask_equal(&fan->pending->ask, &pending->ask)) {
             return fan;
@@ -432,10 +388,8 @@ static struct kvp_fan *find_same(struct kvp_control *control, const struct kvp_p
  */
 static bool one_fails(const struct kvp_control *control)
 {
-    kvb_list_each(&control->fans, link)
-    {
-        const struct kvp_fan *fan = kvb_container_of(link, struct kvp_fan, link);
-        if (may_be_undone(fan) && fan->all && fan->record.status != KVB_OK) {
+    for (const struct kvp_fan *fan = NULL; (fan = next_fan(control, fan)) != NULL;) {
+        if (may_be_undone(fan) && fan->all && fan->own.record.status != KVB_OK) {
             return true;
         }
     }
@@ -448,19 +402,11 @@ static struct kvp_fan *fan_create(struct kvp_control *control, struct kvp_pendin
     struct kvp_fan *fan = calloc(1, sizeof *fan + n * sizeof fan->entries[0]);
 
     if (fan != NULL) {
-        fan->control = control;
         fan->pending = pending;
         fan->all = all;
         kvb_list_init(&fan->askers);
-        kvb_list_init(&fan->watchers);
-        fan->record.id = kvp_fleet_take_id(control->config.fleet);
-        fan->record.operation = pending->ask.operation;
-        fan->record.started_ns = kvb_now_ns(control->config.clock);
-        snprintf(fan->record.instance, sizeof fan->record.instance, KVP_EVERY_INSTANCE);
-        snprintf(fan->record.request_id, sizeof fan->record.request_id, "%s",
-                 pending->request->request_id);
-        kvb_list_push_back(&control->fans, &fan->link);
-        control->nfans++;
+        kvp_own_begin(&fan->own, control, &fan_ops, pending->ask.operation, pending->request);
+        snprintf(fan->own.record.instance, sizeof fan->own.record.instance, KVP_EVERY_INSTANCE);
     }
     return fan;
 }
@@ -477,7 +423,7 @@ uint64_t kvp_fan_start(struct kvp_pending *pending)
 
     if (fan != NULL) {
         kvb_list_push_back(&fan->askers, &pending->wait_link);
-        return fan->record.id;
+        return fan->own.record.id;
     }
     if (can && one_fails(control)) {
         kvp_control_reply_error(control, pending->request, KVB_ERR_BUSY, NULL,
@@ -496,7 +442,7 @@ uint64_t kvp_fan_start(struct kvp_pending *pending)
     }
     kvb_list_push_back(&fan->askers, &pending->wait_link);
     kvp_fleet_each(control->config.fleet, add_entry, fan);
-    if (all && fan->record.status != KVB_OK) { /* nothing has begun */
+    if (all && fan->own.record.status != KVB_OK) { /* nothing has begun */
         end(fan);
         return 0;
     }
@@ -504,5 +450,5 @@ uint64_t kvp_fan_start(struct kvp_pending *pending)
         first.level = 1;
     }
     go_on(fan, first);
-    return fan->record.finished ? 0 : fan->record.id;
+    return fan->own.record.finished ? 0 : fan->own.record.id;
 }

@@ -8,7 +8,8 @@
  * What the files of control share. control.c: who replies when, and the table of routes; asks.c:
  * from a request to what the fleet is asked; answers.c: from its outcome to JSON; status.c:
  * instances and operations as they are; ranks.c: what their ranks
- * hold; pages.c: lists, a page at a time; nodes.c, tenants.c, objects.c, listing.c: the cluster's.
+ * hold; own.c: operations of no single instance; pages.c: lists, a page at a time; nodes.c,
+ * tenants.c, objects.c, listing.c: the cluster's.
  */
 
 struct kvp_control {
@@ -17,15 +18,15 @@ struct kvp_control {
     struct kvb_list pendings;  /* loop thread */
     struct kvb_list questions; /* loop thread: of objects */
     struct kvb_list listings;  /* loop thread: lists of objects */
-    struct kvb_list fans;      /* loop thread: operations of all instances, the newest last */
-    uint32_t nfans;
+    struct kvb_list owns;      /* loop thread: operations of no single instance, the newest last */
+    uint32_t nowns;
     bool closing;
 };
 
 /* A request whose answer comes later. */
 struct kvp_pending {
     struct kvb_list link;
-    struct kvb_list wait_link; /* of a fan that it waits for */
+    struct kvb_list wait_link; /* of one of owns that it waits for */
     struct kvb_timer timer;    /* a flush that is tried again; who has waited long enough */
     uint64_t until_ns;         /* the last time that it is */
     struct kvp_control *control;
@@ -37,7 +38,8 @@ struct kvp_pending {
     struct kvs_coord_request coord;              /* of a tenant */
     struct kvp_cluster_tenants figures;          /* of tenants */
     char tenant[KVB_NAME_MAX];                   /* "": all of them */
-    void (*on_end)(struct kvp_pending *pending); /* of the fan that it waits for */
+    void (*on_end)(struct kvp_pending *pending); /* of what it waits for */
+    struct kvp_tenant_operation *operation;      /* that it is the request of; NULL: none */
 };
 
 struct kvp_action {
@@ -75,28 +77,49 @@ void kvp_control_start(struct kvp_control *control, struct kvp_request *request)
 struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_request *request);
 void kvp_pending_free(struct kvp_pending *pending);
 
+/* It was started under that id; its end is looked up. pending goes on without its request. */
+void kvp_control_started(struct kvp_pending *pending, uint64_t operation_id);
+
+/* ---- own.c: operations that belong to no single instance ---- */
+
+struct kvp_own;
+struct kvp_own_ops {
+    json_t *(*json)(const struct kvp_own *own);  /* as it is now; NULL: out of memory */
+    kvb_status_t (*cancel)(struct kvp_own *own); /* of one that runs; as kvp_fleet_cancel() */
+    void (*free)(struct kvp_own *own);
+};
+struct kvp_own {
+    struct kvb_list link; /* control.owns */
+    struct kvp_control *control;
+    const struct kvp_own_ops *ops;
+    struct kvb_list watchers; /* pendings that want its end */
+    struct kvp_operation_record record;
+};
+#define KVP_OWNS_KEPT 32 /* how many that have ended are told of */
+
+/* Listed from now on, under an id of its own, until its ops free it. */
+void kvp_own_begin(struct kvp_own *own, struct kvp_control *control, const struct kvp_own_ops *ops,
+                   enum kvp_operation operation, const struct kvp_request *request);
+/* It is over, which its record says; and, after its own askers were answered, who waits is told. */
+void kvp_own_finished(struct kvp_own *own);
+void kvp_own_tell_end(struct kvp_own *own);
+/* NULL: there is none of that id. */
+struct kvp_own *kvp_own_find(struct kvp_control *control, uint64_t id);
+/* Those that run, and the last that have ended. */
+void kvp_own_each(const struct kvp_control *control,
+                  void (*each)(void *arg, const struct kvp_own *own), void *arg);
+/* on_end(pending) when it has ended; pending waits no longer when it is freed. False: it has. */
+bool kvp_own_await(struct kvp_own *own, struct kvp_pending *pending,
+                   void (*on_end)(struct kvp_pending *pending));
+kvb_status_t kvp_own_cancel(struct kvp_own *own);
+/* Those that have ended. */
+void kvp_owns_destroy_ended(struct kvp_control *control);
+
 /* ---- fan.c ---- */
 
-struct kvp_fan;
-#define KVP_FANS_KEPT 32 /* how many that have ended are told of */
-
 /* Takes pending, filled: what it asks is asked of every instance, as one operation, whose id is
- * returned. 0: it has ended already. */
+ * returned. 0: it has ended already. It ends with its instances. */
 uint64_t kvp_fan_start(struct kvp_pending *pending);
-/* NULL: there is none of that id. */
-struct kvp_fan *kvp_fan_find(struct kvp_control *control, uint64_t id);
-/* As it is now: as any operation, and what became of each instance. */
-json_t *kvp_fan_json(const struct kvp_fan *fan);
-/* Those that run, and the last that have ended. */
-void kvp_fan_each(const struct kvp_control *control,
-                  void (*each)(void *arg, uint64_t id, const struct kvp_fan *fan), void *arg);
-/* on_end(pending) when it has ended; pending waits no longer when it is freed. False: it has. */
-bool kvp_fan_await(struct kvp_fan *fan, struct kvp_pending *pending,
-                   void (*on_end)(struct kvp_pending *pending));
-/* As kvp_fleet_cancel(); those that did it are brought back, unless all_or_nothing=false. */
-kvb_status_t kvp_fan_cancel(struct kvp_fan *fan);
-/* Those that have ended; the others end with their instances. */
-void kvp_fan_destroy_ended(struct kvp_control *control);
 
 /* ---- asks.c: NULL, or what is wrong, then *param_p says what it is about ---- */
 

@@ -245,12 +245,12 @@ static void add_operation(void *arg, const struct kvp_operation_record *record)
     }
 }
 
-static void add_fan(void *arg, uint64_t id, const struct kvp_fan *fan)
+static void add_own(void *arg, const struct kvp_own *own)
 {
     struct listing *listing = arg;
     char key[KVP_PAGE_KEY_MAX];
-    if (has_place(listing, id, key)) {
-        kvp_page_add(&listing->page, key, kvp_fan_json(fan));
+    if (has_place(listing, own->record.id, key)) {
+        kvp_page_add(&listing->page, key, own->ops->json(own));
     }
 }
 
@@ -259,7 +259,7 @@ void kvp_read_operations(struct kvp_control *control, struct kvp_request *reques
     struct listing listing = {.control = control};
     if (kvp_page_begin(control, request, "operations", &listing.page)) {
         kvp_fleet_each_operation(control->config.fleet, add_operation, &listing);
-        kvp_fan_each(control, add_fan, &listing);
+        kvp_own_each(control, add_own, &listing);
         kvp_control_reply(control, request, 200, kvp_page_end(&listing.page), 0);
     }
 }
@@ -278,10 +278,10 @@ static bool parse_id(const char *text, uint64_t *id_p)
     return true;
 }
 
-/* What an id in the path names: one of all instances, or one of one. */
+/* What an id in the path names: one of no single instance, or one of one. */
 struct named {
     uint64_t id;
-    struct kvp_fan *fan; /* NULL: of one instance, with this record */
+    struct kvp_own *own; /* NULL: of one instance, with this record */
     struct kvp_operation_record record;
 };
 
@@ -289,8 +289,8 @@ static bool find_operation(struct kvp_control *control, struct kvp_request *requ
                            struct named *named_p)
 {
     if (parse_id(request->path_arg, &named_p->id)) {
-        named_p->fan = kvp_fan_find(control, named_p->id);
-        if (named_p->fan != NULL ||
+        named_p->own = kvp_own_find(control, named_p->id);
+        if (named_p->own != NULL ||
             kvp_fleet_operation(control->config.fleet, named_p->id, &named_p->record)) {
             return true;
         }
@@ -306,7 +306,7 @@ static void reply_operation(struct kvp_control *control, struct kvp_request *req
 
     if (find_operation(control, request, &named)) {
         kvp_control_reply(control, request, 200,
-                          named.fan != NULL ? kvp_fan_json(named.fan)
+                          named.own != NULL ? named.own->ops->json(named.own)
                                             : kvp_operation_json(control, &named.record),
                           0);
     }
@@ -349,8 +349,8 @@ void kvp_read_operation(struct kvp_control *control, struct kvp_request *request
     }
     struct kvp_pending *pending = kvp_pending_create(control, request);
     kvb_status_t status = KVB_ERR_NO_MEMORY;
-    if (pending != NULL && named.fan != NULL) {
-        status = kvp_fan_await(named.fan, pending, on_end) ? KVB_OK : KVB_ERR_NOT_FOUND;
+    if (pending != NULL && named.own != NULL) {
+        status = kvp_own_await(named.own, pending, on_end) ? KVB_OK : KVB_ERR_NOT_FOUND;
     } else if (pending != NULL) {
         status = kvp_fleet_await(control->config.fleet, named.id, on_ended, pending);
     }
@@ -377,7 +377,7 @@ void kvp_cancel_operation(struct kvp_control *control, struct kvp_request *reque
     if (!find_operation(control, request, &named)) {
         return;
     }
-    switch (named.fan != NULL ? kvp_fan_cancel(named.fan)
+    switch (named.own != NULL ? kvp_own_cancel(named.own)
                               : kvp_fleet_cancel(control->config.fleet, named.id)) {
     case KVB_OK:
         kvp_control_reply(

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "control/pages.h"
 
+#include "base/log.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,6 +179,81 @@ void kvp_read_tenant(struct kvp_control *control, struct kvp_request *request)
 
 /* ---- what changes them ---- */
 
+/* A reset, or a removal. */
+struct kvp_tenant_operation {
+    struct kvp_own own;
+    const char *what;
+    char tenant[KVB_NAME_MAX];
+};
+
+static json_t *operation_json(const struct kvp_own *own)
+{
+    const struct kvp_tenant_operation *operation =
+        kvb_container_of((struct kvp_own *)(uintptr_t)own, struct kvp_tenant_operation, own);
+    json_t *json = kvp_operation_json(own->control, &own->record);
+    kvp_json_set_text(json, "operation", operation->what);
+    kvp_json_set_text(json, "tenant", operation->tenant);
+    return json;
+}
+
+/* Lineages are left at once, and for good. */
+static kvb_status_t cancel_operation(struct kvp_own *own)
+{
+    (void)own;
+    return KVB_ERR_BAD_STATE;
+}
+
+static void free_operation(struct kvp_own *own)
+{
+    free(kvb_container_of(own, struct kvp_tenant_operation, own));
+}
+
+static const struct kvp_own_ops operation_ops = {
+    .json = operation_json, .cancel = cancel_operation, .free = free_operation};
+
+/* What it causes is logged under its id. */
+static struct kvb_log_context enter(const struct kvp_pending *pending)
+{
+    const struct kvp_operation_record *record = &pending->operation->own.record;
+    return kvb_log_enter(record->request_id, record->id);
+}
+
+static bool begin_operation(struct kvp_pending *pending, const char *what)
+{
+    struct kvp_tenant_operation *operation = calloc(1, sizeof *operation);
+    if (operation == NULL) {
+        kvp_control_reply_error(pending->control, pending->request, KVB_ERR_NO_MEMORY, NULL,
+                                "out of memory; try again");
+        kvp_pending_free(pending);
+        return false;
+    }
+    operation->what = what;
+    strcpy(operation->tenant, pending->tenant);
+    kvp_own_begin(&operation->own, pending->control, &operation_ops, KVP_OP_TENANT_RESET,
+                  pending->request);
+    pending->operation = operation;
+    struct kvb_log_context before = enter(pending);
+    KVB_LOG(INFO, "operation started", KVB_STR("operation", what),
+            KVB_STR("tenant", pending->tenant));
+    kvb_log_set_context(&before);
+    return true;
+}
+
+static void end_operation(const struct kvp_pending *pending, kvb_status_t status, const char *why)
+{
+    struct kvp_own *own = &pending->operation->own;
+    struct kvb_log_context before = enter(pending);
+    own->record.status = status;
+    if (status != KVB_OK) {
+        own->record.side = kvp_side_of(status);
+        (void)snprintf(own->record.message, sizeof own->record.message, "%s", why);
+    }
+    kvp_own_finished(own);
+    KVB_LOG(INFO, "operation ended", KVB_STR("operation", pending->operation->what),
+            KVB_STR("tenant", pending->tenant), KVB_STATUS(status));
+    kvb_log_set_context(&before);
+}
+
 /* NULL: replied. */
 static struct kvp_pending *begin(struct kvp_control *control, struct kvp_request *request,
                                  void (*done)(struct kvs_coord_request *coord, kvb_status_t status))
@@ -200,6 +277,10 @@ static struct kvp_pending *begin(struct kvp_control *control, struct kvp_request
 /* Ends pending. */
 static void reply_changed(struct kvp_pending *pending, kvb_status_t status, const char *why)
 {
+    struct kvp_tenant_operation *operation = pending->operation;
+    if (operation != NULL) {
+        end_operation(pending, status, why);
+    }
     if (pending->request != NULL && status == KVB_OK) {
         kvp_control_reply(pending->control, pending->request, 200,
                           json_pack("{s:b, s:s}", "success", 1, "tenant", pending->tenant), 0);
@@ -207,6 +288,9 @@ static void reply_changed(struct kvp_pending *pending, kvb_status_t status, cons
         kvp_control_reply_error(pending->control, pending->request, status, NULL, why);
     }
     kvp_pending_free(pending);
+    if (operation != NULL) {
+        kvp_own_tell_end(&operation->own);
+    }
 }
 
 static const char *why_not_reset(kvb_status_t status)
@@ -223,18 +307,30 @@ static void reset_done(struct kvs_coord_request *coord, kvb_status_t status)
                   why_not_reset(status));
 }
 
-static void reset(struct kvp_pending *pending)
+/* Takes pending. */
+static void reset(struct kvp_pending *pending, const char *what)
 {
     const struct kvp_control_config *config = &pending->control->config;
-    kvs_tenant_reset(config->coordinator, pending->tenant, NULL,
-                     kvb_deadline_in_ms(config->clock, config->retire_ms), &pending->coord);
+    if (!begin_operation(pending, what)) {
+        return;
+    }
+    struct kvp_operation_record *record = &pending->operation->own.record;
+    (void)snprintf(record->step, sizeof record->step, "retire");
+    record->deadline_ns = kvb_deadline_in_ms(config->clock, config->retire_ms);
+    if (pending->request->respond_async) {
+        kvp_control_started(pending, record->id);
+    }
+    struct kvb_log_context before = enter(pending);
+    kvs_tenant_reset(config->coordinator, pending->tenant, NULL, record->deadline_ns,
+                     &pending->coord);
+    kvb_log_set_context(&before);
 }
 
 void kvp_reset_tenant(struct kvp_control *control, struct kvp_request *request)
 {
     struct kvp_pending *pending = begin(control, request, reset_done);
     if (pending != NULL) {
-        reset(pending);
+        reset(pending, "tenant_reset");
     }
 }
 
@@ -301,10 +397,12 @@ static void look_at_other(void *arg, const struct kvs_instance_record *record)
 static void remove_done(struct kvs_coord_request *coord, kvb_status_t status)
 {
     struct kvp_pending *pending = kvb_container_of(coord, struct kvp_pending, coord);
-    if (status != KVB_OK || pending->request == NULL) { /* at the end of all the cluster is gone */
+    if (status != KVB_OK || pending->control->closing) { /* at the end of all the cluster is gone */
         reply_changed(pending, status, why_not_reset(status));
         return;
     }
+    (void)snprintf(pending->operation->own.record.step, sizeof pending->operation->own.record.step,
+                   "quota");
     pending->coord = (struct kvs_coord_request){.done = quota_done};
     set_quota(pending, UINT64_MAX);
 }
@@ -325,6 +423,6 @@ void kvp_remove_tenant(struct kvp_control *control, struct kvp_request *request)
     }
     struct kvp_pending *pending = begin(control, request, remove_done);
     if (pending != NULL) {
-        reset(pending);
+        reset(pending, "tenant_remove");
     }
 }

@@ -32,6 +32,9 @@ export function keepProgress(running) {
 
 const title = (operation) => operation.operation.replaceAll("_", " ");
 
+// Whose an operation is: an instance's, or a tenant's.
+const whose = (operation) => operation.instance || operation.tenant;
+
 /** An operation that runs: step, what is left, until when. */
 export function progress(operation) {
   const { part, tasks, bytes: left } = doneOf(operation);
@@ -42,9 +45,9 @@ export function progress(operation) {
     operation.deadline_in_ms !== undefined && `at most ${span(operation.deadline_in_ms)} more`,
   ].filter(Boolean).join(" · ");
   return h("div", { class: "running", "data-key": operation.id, "data-operation": operation.id },
-    h("div", {}, mark("busy"), h("b", {}, title(operation)), ` ${operation.instance}`,
+    h("div", {}, mark("busy"), h("b", {}, title(operation)), ` ${whose(operation)}`,
       h("span", { class: "quiet" }, ` · ${words}`)),
-    h("progress", { max: 1, value: part, "aria-label": `${title(operation)} of ${operation.instance}` }));
+    h("progress", { max: 1, value: part, "aria-label": `${title(operation)} of ${whose(operation)}` }));
 }
 
 export function operations(list) {
@@ -55,9 +58,9 @@ export function operations(list) {
   return [
     running.length === 0 && h("p", { class: "quiet" }, "None runs."),
     ...running.map((one) => h("div", { class: "row", "data-key": `r${one.id}` }, progress(one),
-      h("button", { type: "button", "data-do": "cancel", "data-operation": one.id, "aria-label": `Cancel ${title(one)} of ${one.instance}` }, "Cancel"))),
+      h("button", { type: "button", "data-do": "cancel", "data-operation": one.id, "aria-label": `Cancel ${title(one)} of ${whose(one)}` }, "Cancel"))),
     failed && h("div", { class: "notice bad", "data-key": "failed", id: "failed" }, mark("bad"),
-      h("div", {}, h("b", {}, `Last failure: ${title(failed)} of ${failed.instance}`),
+      h("div", {}, h("b", {}, `Last failure: ${title(failed)} of ${whose(failed)}`),
         h("span", { class: "quiet" }, ` · ${failed.result} after ${span(failed.elapsed_ms)}`),
         h("p", {}, failed.message ?? "no account was given"))),
     ended.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Operations that ended", "data-key": "ended" },
@@ -65,7 +68,7 @@ export function operations(list) {
         h("thead", {}, h("tr", {}, ["#", "operation", "instance", "result"].map((name) => h("th", { scope: "col" }, name)),
           h("th", { scope: "col", class: "n" }, "took"))),
         h("tbody", {}, ended.slice(0, 8).map((one) => h("tr", { "data-key": one.id, class: one.status },
-          h("td", {}, one.id), h("td", {}, title(one)), h("td", {}, one.instance),
+          h("td", {}, one.id), h("td", {}, title(one)), h("td", {}, whose(one)),
           h("td", {}, mark(one.status === "failed" ? "bad" : "good"), one.status === "failed" ? one.result : "done"),
           h("td", { class: "n" }, span(one.elapsed_ms))))))),
   ];

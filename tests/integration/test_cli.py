@@ -90,6 +90,10 @@ class Cli(Commands):
         self.assertRegex(listed.stdout, r"(?m)^ID +OPERATION +INSTANCE +STATUS +RESULT +STEP +TOOK$")
         self.assertRegex(listed.stdout, r"(?m)^\d+ +sleep +a +succeeded +ok +- +\d+\.\d+ s$")
         self.assertNotIn("sleep", self.kvplane(daemon, "ops", "--instance", "b").stdout)
+        daemon.ok("/v1/kvplane/tenants/default/reset")
+        reset = re.search(r"(?m)^(\d+) +tenant_reset +default +succeeded +ok ",
+                          self.kvplane(daemon, "ops").stdout)
+        daemon.says(f" op={reset[1]} msg=\"operation ended\" operation=tenant_reset tenant=default")
         number = re.search(r"(?m)^(\d+) +sleep ", listed.stdout)[1]
         self.assertEqual(self.kvplane(daemon, "ops", number, "--wait", "1").returncode, 0)
         self.assertEqual(self.kvplane(daemon, "ops", number, "--cancel").returncode, 1, "it ended")

@@ -1314,6 +1314,80 @@ Test(control, several_instances_must_be_named)
 
 /* ---- asynchronous ---- */
 
+/* The operation of that id as it is told; to be freed. */
+static json_t *operation_told(const char *id, const char *query)
+{
+    struct asked asked;
+    prepare(&asked, KVP_ROUTE_get_operation, query, NULL);
+    strcpy(asked.request.path_arg, id);
+    go(&asked);
+    cr_assert_eq(asked.http_status, 200);
+    return asked.body;
+}
+
+static void expect_text(const json_t *object, const char *name, const char *want)
+{
+    cr_expect_str_eq(json_string_value(json_object_get(object, name)), want);
+}
+
+Test(control, a_tenant_s_reset_and_removal_are_operations)
+{
+    static const struct {
+        enum kvp_route_id route;
+        const char *operation;
+        kvb_status_t reset;
+        const char *status, *result;
+    } cases[] = {
+        {KVP_ROUTE_reset_tenant, "tenant_reset", KVB_OK, "succeeded", "ok"},
+        {KVP_ROUTE_reset_tenant, "tenant_reset", KVB_ERR_TIMEOUT, "failed", "timeout"},
+        {KVP_ROUTE_remove_tenant, "tenant_remove", KVB_OK, "succeeded", "ok"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct asked asked, waits, list, cancel;
+        char id[24];
+        cluster.quota_bytes = 0;
+        cluster.quota_status = KVB_OK;
+        prepare(&asked, cases[i].route, NULL, NULL);
+        strcpy(asked.request.path_arg, "idle");
+        asked.request.respond_async = true;
+        go(&asked);
+        cr_assert_eq(asked.http_status, 202);
+        snprintf(id, sizeof id, "%lld",
+                 (long long)json_integer_value(json_object_get(asked.body, "operation_id")));
+        json_decref(asked.body);
+        json_t *told = operation_told(id, NULL);
+        expect_text(told, "operation", cases[i].operation);
+        expect_text(told, "tenant", "idle");
+        expect_text(told, "instance", "");
+        expect_text(told, "status", "running");
+        expect_text(told, "step", "retire");
+        json_decref(told);
+        prepare(&cancel, KVP_ROUTE_cancel_operation, NULL, NULL);
+        strcpy(cancel.request.path_arg, id);
+        go(&cancel);
+        cr_expect_eq(cancel.http_status, 409);
+        json_decref(cancel.body);
+        prepare(&waits, KVP_ROUTE_get_operation, "timeout=60", NULL);
+        strcpy(waits.request.path_arg, id);
+        go(&waits);
+        cr_expect_eq(waits.replies, 0);
+        fake_coordinator_finish(&coordinator, cases[i].reset);
+        cr_expect_eq(asked.replies, 1, "it was answered before");
+        cr_assert_eq(waits.replies, 1);
+        expect_text(waits.body, "status", cases[i].status);
+        expect_text(waits.body, "result", cases[i].result);
+        cr_expect_eq(cluster.quota_bytes,
+                     cases[i].route == KVP_ROUTE_remove_tenant ? UINT64_MAX : 0,
+                     "though nobody waits for the answer");
+        json_decref(waits.body);
+        prepare(&list, KVP_ROUTE_list_operations, NULL, NULL);
+        go(&list);
+        expect_text(json_array_get(json_object_get(list.body, "operations"), 0), "operation",
+                    cases[i].operation);
+        json_decref(list.body);
+    }
+}
+
 Test(control, respond_async_answers_202_with_the_place_to_look)
 {
     struct asked asked;
