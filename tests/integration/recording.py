@@ -2,12 +2,14 @@
 """Every answer that a test sees of a kvplane server goes to a file in $KVPLANE_RECORD, one JSON a line.
 
 The test `contract` (tests/npm/recorded.mjs) then holds all of them against api/openapi*.yaml. What goes through
-http.client (and so urllib) in this process is seen there; other clients, and tests that write their bytes
-themselves, are seen if they go through a Tap, which passes bytes on as they are. Equal answers are written once.
+http.client (and so urllib) in this process is seen there; tests that write their bytes themselves do so by a
+Conversation; other clients are seen if they go through a Tap, which passes bytes on as they are, and those that
+end TLS themselves (curl, Chromium) tell what they have got. Equal answers are written once.
 """
 import contextlib
 import hashlib
 import http.client
+import io
 import json
 import os
 import select
@@ -36,8 +38,14 @@ def testing(name):
     _test = name
 
 
+def test():
+    return _test
+
+
 def write(kind, method, target, asked, status, headers, body, whole):
     """One answer; whole is false where the client did not wait for its end."""
+    if not DIRECTORY:
+        return
     names = {name.lower(): value for name, value in headers}
     text = None  # of text its type is enough: metrics, the contract itself, pages
     if names.get("content-type", "").split(";")[0] in ("application/json", "text/event-stream"):
@@ -200,6 +208,37 @@ def exchanges(kind, asked, answered):
         empty = method == "HEAD" or status in (204, 304)
         body, whole = (b"", True) if empty else answers.body(headers, to_the_end=True)
         write(kind, method, target, request, status, headers, body, whole)
+
+
+class Conversation(io.RawIOBase):
+    """What a test says and hears on a socket (which may speak TLS), byte by byte; `file` reads it."""
+
+    def __init__(self, sock, port):
+        super().__init__()
+        self._socket, self._kind = sock, _servers.get(port)
+        self._said = self._heard = b""
+        self.file = io.BufferedReader(self)
+
+    def sendall(self, data):
+        self._said += data
+        self._socket.sendall(data)
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        n = self._socket.recv_into(buffer)
+        self._heard += bytes(buffer[:n])
+        return n
+
+    def makefile(self, _mode):
+        """For http.client.HTTPResponse, instead of a socket."""
+        return self.file
+
+    def close(self):
+        if not self.closed and self._kind and DIRECTORY:
+            exchanges(self._kind, self._said, self._heard)
+        super().close()
 
 
 class Tap:

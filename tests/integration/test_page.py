@@ -18,6 +18,7 @@ import threading
 import unittest
 
 import harness
+import recording
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NPM = ROOT / "tests" / "npm"
@@ -64,7 +65,7 @@ class Browser:
     # ---- what a test says ----
 
     def open(self, daemon, **kw):
-        self.tell("open", url=f"http://localhost:{daemon.port}/", **kw)
+        self.tell("open", url=f"http://localhost:{daemon.port}/", test=recording.test(), **kw)
 
     def js(self, js):
         return self.tell("eval", js=js)

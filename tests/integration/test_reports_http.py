@@ -13,6 +13,7 @@ import unittest
 import unittest.mock
 
 import harness
+import recording
 
 HOST = b"Host: x\r\n"
 HIDDEN = b"POST /sleep HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -23,12 +24,13 @@ class Raw:
 
     def __init__(self, daemon, data=b""):
         self.socket = socket.create_connection((daemon.host, daemon.port), timeout=harness.DEADLINE_S)
-        self.file = self.socket.makefile("rb")
+        self.conversation = recording.Conversation(self.socket, daemon.port)
+        self.file = self.conversation.file
         self.send(data)
 
     def send(self, data):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.socket.sendall(data)
+            self.conversation.sendall(data)
 
     def answer(self):
         """Status and body of the next one, interim ones included; None: closed."""

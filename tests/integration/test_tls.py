@@ -15,6 +15,7 @@ import urllib.request
 import warnings
 
 import harness
+import recording
 from authority import Authority
 
 
@@ -63,8 +64,12 @@ class Tls(harness.Case):
 
     def curl(self, process, path, *args):
         """Exit code, body and what it complains of."""
-        run = subprocess.run(["curl", "-sS", "--cacert", self.authority.certificate, *args, process.url + path],
-                             capture_output=True, text=True, timeout=harness.DEADLINE_S)
+        heads = os.path.join(self.directory, "heads")
+        run = subprocess.run(["curl", "-sS", "--cacert", self.authority.certificate, "-D", heads, *args,
+                              process.url + path], capture_output=True, text=True, timeout=harness.DEADLINE_S)
+        if run.returncode == 0:
+            recording.exchanges(process.KIND, f"GET {path} HTTP/1.1\r\n\r\n".encode(),
+                                pathlib.Path(heads).read_bytes() + run.stdout.encode())
         return run.returncode, run.stdout, run.stderr
 
     def serial(self, process):
@@ -102,11 +107,12 @@ class Tls(harness.Case):
                                 (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n", 400)):
             with socket.create_connection((daemon.host, daemon.port), timeout=harness.DEADLINE_S) as plain:
                 with self.context().wrap_socket(plain, server_hostname=daemon.host) as own:
-                    own.sendall(request)
-                    answer = http.client.HTTPResponse(own)
-                    answer.begin()
-                    self.assertEqual((answer.status, answer.getheader("Connection")), (status, "close"), request)
-                    self.assertEqual(json.loads(answer.read())["error"]["code"], status)
+                    with recording.Conversation(own, daemon.port) as said:
+                        said.sendall(request)
+                        answer = http.client.HTTPResponse(said)
+                        answer.begin()
+                        self.assertEqual((answer.status, answer.getheader("Connection")), (status, "close"), request)
+                        self.assertEqual(json.loads(answer.read())["error"]["code"], status)
         self.clean(daemon)
 
     def test_only_tls_1_2_and_later_and_nothing_else_is_spoken_there(self):
