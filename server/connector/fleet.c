@@ -427,6 +427,7 @@ static void weigh_echoes(struct kvp_instance *instance, struct kvp_lineage_hello
                          struct kvb_lineage *retired)
 {
     const struct kvp_session_of *first = &instance->sessions[0];
+    struct kvb_token cache = {{0, 0}}; /* the stay in which the engine's own cache is */
     bool anew = false;
     hello_p->tracks = true;
     hello_p->fingerprints = true;
@@ -447,6 +448,7 @@ static void weigh_echoes(struct kvp_instance *instance, struct kvp_lineage_hello
         hello_p->written = hello_p->written || state->weights_written;
         if (scheduler) { /* of one that stayed, what its hello said is long past */
             hello_p->local_reset_done = session->fresh && state->local_reset_done;
+            cache = session->fresh ? session->token : instance->lineage.token;
         }
         if (!session->fresh || strcmp(session->weights_name, first->weights_name) != 0) {
             hello_p->weights_name = "";
@@ -460,9 +462,9 @@ static void weigh_echoes(struct kvp_instance *instance, struct kvp_lineage_hello
         }
     }
     if (anew) {
-        /* Of a restart the engine says whether its cache is empty; of differing stays nobody can.
-         */
-        hello_p->local_reset_done = hello_p->local_reset_done && kvb_id_none(hello_p->token.id);
+        /* Of a restart the engine says whether its cache is empty. Of a stay it says whether that
+         * was so when it began: for the one that begins now it counts for nothing. */
+        hello_p->local_reset_done = hello_p->local_reset_done && kvb_id_none(cache.id);
         hello_p->token = (struct kvb_token){{0, 0}};
     } else if (!first->fresh) {
         hello_p->token = instance->lineage.token;

@@ -393,8 +393,11 @@ void kvp_lineage_resend(struct kvp_lineage *l, struct kvp_lineage_out *out)
 uint32_t kvp_lineage_reset_begin(struct kvp_lineage *l)
 {
     l->reset_refused = false;
-    l->reset_ask = ask_next(l);
-    return l->reset_ask;
+    uint32_t ask = ask_next(l);
+    if (l->ack != KVP_ACK_LEFT) {
+        l->reset_ask = ask;
+    } /* else the engine may go on caching what it computes in the stay it left: asked for again */
+    return ask;
 }
 
 void kvp_lineage_local_reset(struct kvp_lineage *l, uint32_t ask, kvb_status_t status,

@@ -305,6 +305,15 @@ static void say_why(struct kvp_op *op, const struct step_call *call, kvb_status_
     }
 }
 
+/* A rank that attaches while another one's weights are written may have cached what was computed
+ * with those before: that its cache was empty when it said hello is past. */
+static void forget_resets(struct kvp_instance *instance)
+{
+    for (uint32_t i = 0; i < instance->nsessions; i++) {
+        instance->sessions[i].state.local_reset_done = false;
+    }
+}
+
 static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply *reply)
 {
     struct step_call *call = arg;
@@ -334,6 +343,7 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
                 (reply->relay.weights_written ||
                  (status == KVB_OK && op->ask.operation == KVP_OP_UPDATE))) {
                 KVP_LINEAGE(instance, written, kvp_instance_random(instance));
+                forget_resets(instance);
             }
             break;
         case KVB_LINK_RESET_LOCAL:
@@ -628,21 +638,30 @@ static void converge(struct kvp_op *op)
     }
 }
 
-/* Paused while nothing stops it, or running on memory that is not there. */
+/* Paused while nothing stops it, running while something does (a resume that failed, and was done
+ * all the same), or running on memory that is not there. */
 static bool settle_scheduler(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
     struct kvp_fsm *fsm = &instance->fsm;
+    struct kvp_plan *plan = op->undoing ? &op->undo : &op->plan;
     kvp_instance_refresh_tags(instance, kvp_op_plan(op));
     bool resident = kvp_fsm_all_resident(fsm);
+    if (resident && fsm->scheduler == KVP_SCHEDULER_RUNNING) { /* nothing of a sleep is left */
+        fsm->stopped_by &= ~(unsigned)(KVP_STOPPED_BY_SLEEP | KVP_STOPPED_BY_RELEASE);
+    }
     unsigned stoppers = fsm->stopped_by & ~(unsigned)KVP_STOPPED_BY_DEGRADED;
-    if (!resident && fsm->scheduler == KVP_SCHEDULER_RUNNING) {
+    bool running = fsm->scheduler == KVP_SCHEDULER_RUNNING;
+    if (!resident && (running || stoppers == 0)) {
         fsm->stopped_by |= KVP_STOPPED_BY_SLEEP;
+    }
+    if (running && (!resident || stoppers != 0)) {
+        plan->mode = resident ? KVB_PAUSE_KEEP : KVB_PAUSE_ABORT;
         bool legal = kvp_fsm_scheduler(fsm, KVP_SCHED_STOP);
         kvb_assert(legal);
         return on_ranks(op, KVP_WHO_SCHEDULER, ask_pause);
     }
-    if (resident && stoppers == 0 && fsm->scheduler != KVP_SCHEDULER_RUNNING) {
+    if (!running && resident && stoppers == 0) {
         return on_ranks(op, KVP_WHO_SCHEDULER, ask_resume);
     }
     return false;

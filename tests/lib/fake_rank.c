@@ -220,7 +220,7 @@ static bool effect(struct fake_call *call)
     switch (call->type) {
     case KVB_LINK_LINEAGE:
         rank->lineage = call->msg.lineage;
-        if (call->msg.lineage.left) {
+        if (call->msg.lineage.left && rank == &engine->ranks[0]) { /* where the cache is */
             engine->local_reset_done = engine->cached == 0 && engine->held == 0;
         }
         rank->weights_written = false;

@@ -1739,3 +1739,75 @@ Test(instance, a_failure_is_told_with_the_side_that_it_is_on)
     cr_expect_str_eq(told->at, "a");
     world_close(&w);
 }
+
+Test(instance, a_canceled_sleep_leaves_a_pause_that_was_there_before)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    OK(&w, "pause keep");
+    w.engine.busy = 1;
+    struct told *told = world_start(&w, "sleep 1 wait");
+    sim_settle(&w.sim);
+    cr_assert_eq(kvp_fleet_cancel(w.fleet, told->operation_id), KVB_OK);
+    sim_settle(&w.sim);
+    cr_expect(w.engine.paused, "not for a moment");
+    fake_engine_finish_requests(&w.engine);
+    world_await(&w, told);
+    cr_expect_eq(told->status, KVB_ERR_CANCELED, "%s", told->message);
+    cr_expect(w.engine.paused && world_view(&w).is_paused);
+    OK(&w, "resume");
+    cr_expect(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, a_resume_that_failed_and_was_done_all_the_same_is_undone)
+{
+    for (uint64_t nth = 1; nth < 12; nth++) {
+        struct world w;
+        world_open(&w, 2, true);
+        OK(&w, "pause keep");
+        w.engine.fault = FAKE_LATE;
+        w.engine.fault_at = w.engine.ncalls + nth;
+        struct told *told = world_do(&w, "resume");
+        sim_advance(&w.sim, 60000);
+        struct kvp_view view = world_view(&w);
+        cr_expect_eq(view.is_paused, w.engine.paused, "call %llu", (unsigned long long)nth);
+        cr_expect_eq(w.engine.paused, told->status != KVB_OK, "call %llu: %s",
+                     (unsigned long long)nth, told->message);
+        cr_expect_eq(view.stopped_by, told->status != KVB_OK ? KVP_STOPPED_BY_PAUSE : 0);
+        w.engine.fault_at = 0;
+        OK(&w, "resume");
+        cr_expect(fake_engine_serves(&w.engine));
+        world_close(&w);
+    }
+}
+
+/* Its connection ends, its process goes on. */
+static void drop_rank(struct world *w, uint32_t index)
+{
+    kvb_sched_post(&w->sim.sched, &w->engine.ranks[index].gone);
+    sim_settle(&w->sim);
+}
+
+Test(instance, what_an_engine_cached_in_a_stay_that_was_left_goes_whoever_attaches_first)
+{
+    for (uint32_t other = 0; other < 2; other++) { /* the other rank stays, or dies */
+        struct world w;
+        world_open(&w, 2, true);
+        w.engine.cached = 3;
+        w.engine.fault = FAKE_SILENT; /* rank 0 never hears that the stay was left */
+        w.engine.fault_at = w.engine.ncalls + 1;
+        struct told *told = world_start(&w, "reset external");
+        sim_settle(&w.sim);
+        if (other == 1) {
+            fake_engine_lose_rank(&w.engine, 1);
+        }
+        drop_rank(&w, 0);
+        fake_engine_attach(&w.engine);
+        sim_advance(&w.sim, 60000);
+        cr_expect(told->times == 1);
+        cr_expect(fake_engine_open(&w.engine));
+        cr_expect_eq(w.engine.cached, 0, "open, with blocks of before the reset");
+        world_close(&w);
+    }
+}

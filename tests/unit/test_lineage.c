@@ -148,6 +148,10 @@ Test(lineage, it_opens_only_after_acknowledgement_and_local_reset)
     DO(local_reset, early, KVB_OK);
     cr_assert_not(kvp_lineage_open(&l)); /* not acknowledged */
     DO(acked, l.send_ask);
+    cr_assert_not(kvp_lineage_open(&l)); /* what it cached until then is of the stay it left */
+    DO(disown);
+    cr_assert(asked(KVP_DO_LOCAL_RESET)); /* by itself */
+    DO(local_reset, l.reset_ask, KVB_OK);
     cr_assert(kvp_lineage_open(&l));
 
     DO(leave, KVP_LEAVE_PAUSE, true, &draw);
