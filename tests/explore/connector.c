@@ -16,17 +16,15 @@
  * usage: connector_explorer [--depth N] [--states N] [--lens NAME] [--replay TRACE]
  */
 #include "connector/instance_impl.h"
+#include "explore_main.h"
 #include "heap.h"
 #include "search.h"
 
 #include "base/assert.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #define RANKS    2u
 #define TAGS     2u
@@ -1804,23 +1802,6 @@ static void hash(uint64_t hash_p[2])
     heap_hash(roots, 1, flags, n, clockwork->now_ns, hash_p);
 }
 
-static struct heap_copy *first, *saved;
-
-static void begin(void)
-{
-    heap_load(first);
-}
-
-static void save(void)
-{
-    heap_save(saved);
-}
-
-static void load(void)
-{
-    heap_load(saved);
-}
-
 static void create(void)
 {
     heap_clear();
@@ -1869,85 +1850,35 @@ static void create(void)
     }
     scrub();
     heap_leave();
-    if (first == NULL) {
-        first = heap_copy_create();
-        saved = heap_copy_create();
-    }
-    heap_save(first);
+    heap_first();
 }
 
 static const struct search_model model = {
-    .begin = begin,
+    .begin = heap_begin,
     .choices = choices,
     .apply = apply,
     .judge = judge,
     .hash = hash,
     .describe = describe,
-    .save = save,
-    .load = load,
+    .save = heap_mark,
+    .load = heap_back,
     .nways = 2,
     .follow = follow,
     .rest = rest,
     .way_text = way_text,
 };
 
+static void choose(uint32_t index)
+{
+    lens = &lenses[index];
+    create();
+}
+
 int main(int argc, char **argv)
 {
-    const char *only = NULL;
-    const char *trace = NULL;
-    uint32_t depth = 0; /* each lens has its own */
-    struct search_limits limits = {.states_max = 4000000};
-    for (int i = 1; i < argc; i++) {
-        bool more = i + 1 < argc;
-        if (strcmp(argv[i], "--depth") == 0 && more) {
-            depth = (uint32_t)strtoul(argv[++i], NULL, 10);
-        } else if (strcmp(argv[i], "--states") == 0 && more) {
-            limits.states_max = strtoull(argv[++i], NULL, 10);
-        } else if (strcmp(argv[i], "--lens") == 0 && more) {
-            only = argv[++i];
-        } else if (strcmp(argv[i], "--replay") == 0 && more) {
-            trace = argv[++i];
-        } else {
-            fprintf(stderr, "usage: connector_explorer [--depth N] [--states N] [--lens NAME] "
-                            "[--replay TRACE]\n");
-            return 2;
-        }
-    }
-    if (trace != NULL) { /* what the daemon says to it */
-        kvb_log_setup(KVB_LOG_DEBUG, KVB_LOG_LOGFMT, STDERR_FILENO);
-    } else {
-        kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, open("/dev/null", O_WRONLY | O_CLOEXEC));
-    }
-    uint64_t states = 0;
+    struct explore_lens all[NLENSES];
     for (size_t i = 0; i < NLENSES; i++) {
-        if (only != NULL && strcmp(only, lenses[i].name) != 0) {
-            continue;
-        }
-        lens = &lenses[i];
-        limits.depth = depth != 0 ? depth : lens->depth;
-        create();
-        if (trace != NULL) {
-            return search_replay(&model, trace) ? 0 : 1;
-        }
-        char replay[128];
-        struct search_result result;
-        struct timespec begun, ended;
-        snprintf(replay, sizeof replay, "%s --lens %s", argv[0], lens->name);
-        clock_gettime(CLOCK_MONOTONIC, &begun);
-        bool ok = search_run(&model, &limits, replay, &result);
-        clock_gettime(CLOCK_MONOTONIC, &ended);
-        states += result.states;
-        printf("%-8s depth %u%s: %llu states, %llu events, %llu followed, %.1f s, %zu KiB each\n",
-               lens->name, result.depth, result.whole ? " (all)" : "",
-               (unsigned long long)result.states, (unsigned long long)result.events,
-               (unsigned long long)result.followed,
-               (double)(ended.tv_sec - begun.tv_sec) +
-                   (double)(ended.tv_nsec - begun.tv_nsec) / 1e9,
-               heap_used() / 1024);
-        fflush(stdout);
-        if (!ok) {
-            return 1;
-        }
+        all[i] = (struct explore_lens){.name = lenses[i].name, .depth = lenses[i].depth};
     }
-    return states == 0 ? 2 : 0;
+    return explore_main(argc, argv, &model, all, NLENSES, choose);
 }

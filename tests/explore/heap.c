@@ -12,7 +12,7 @@
 #define GRAIN      64u
 #define GRAINS     (HEAP_BYTES / GRAIN)
 #define BLOCKS_MAX 4096u
-#define HOLES_MAX  4u
+#define HOLES_MAX  16u
 #define DRAWN_MAX  65536u
 
 /* Blocks are given out from the front, kept by size when they are freed, and given out again for
@@ -31,7 +31,7 @@ struct head {
     uint32_t free_of[64]; /* by size in grains, + 1; the last: all larger ones */
     uint16_t block_of[GRAINS];
 };
-struct heap_copy {
+struct copy {
     struct head head;
     char *data;
 };
@@ -170,22 +170,18 @@ void heap_opaque(const void *at)
 
 void heap_hole(const void *at, size_t len)
 {
+    for (uint32_t i = 0; i < nholes; i++) {
+        if (holes[i].at == at) {
+            return;
+        }
+    }
     kvb_assert(nholes < HOLES_MAX);
     holes[nholes].at = HEAP_AT + ((const char *)at - HEAP_AT);
     holes[nholes++].len = len;
 }
 
-struct heap_copy *heap_copy_create(void)
-{
-    struct heap_copy *copy = __real_malloc(sizeof *copy);
-    kvb_assert(copy != NULL);
-    copy->data = __real_malloc(HEAP_BYTES);
-    kvb_assert(copy->data != NULL);
-    return copy;
-}
-
-/* Calls copy for each stretch of what is in use that is no hole. */
-static void each_stretch(size_t end, char *to, const char *from)
+/* What is in use and no hole. */
+static void copy_data(size_t end, char *to, const char *from)
 {
     size_t at = 0;
     while (at < end) {
@@ -213,25 +209,42 @@ static void copy_head(struct head *to, const struct head *from)
     memcpy(to->block_of, from->block_of, from->top * sizeof from->block_of[0]);
 }
 
-void heap_save(struct heap_copy *copy)
+static struct copy first, marked;
+
+static void save(struct copy *copy)
 {
+    if (copy->data == NULL) {
+        copy->data = __real_malloc(HEAP_BYTES);
+        kvb_assert(copy->data != NULL);
+    }
     copy_head(&copy->head, &head);
-    each_stretch((size_t)head.top * GRAIN, copy->data, HEAP_AT);
+    copy_data((size_t)head.top * GRAIN, copy->data, HEAP_AT);
 }
 
-void heap_load(const struct heap_copy *copy)
+static void load(const struct copy *copy)
 {
     copy_head(&head, &copy->head);
-    each_stretch((size_t)head.top * GRAIN, HEAP_AT, copy->data);
+    copy_data((size_t)head.top * GRAIN, HEAP_AT, copy->data);
 }
 
-size_t heap_used(void)
+void heap_first(void)
 {
-    size_t used = (size_t)head.top * GRAIN;
-    for (uint32_t i = 0; i < nholes; i++) {
-        used -= holes[i].len;
-    }
-    return used;
+    save(&first);
+}
+
+void heap_begin(void)
+{
+    load(&first);
+}
+
+void heap_mark(void)
+{
+    save(&marked);
+}
+
+void heap_back(void)
+{
+    load(&marked);
 }
 
 /* ---- comparing ---- */

@@ -30,18 +30,19 @@ uint64_t heap_draw(void);
 
 /* Not looked into when states are compared: history, and what is made from the rest. */
 void heap_opaque(const void *block);
-/* Neither compared nor kept: `len` bytes that nobody reads any more. Once, at the beginning. */
+/* Neither compared nor kept: bytes that nobody reads any more. At the beginning; a second time it
+ * changes nothing. */
 void heap_hole(const void *at, size_t len);
 
-struct heap_copy; /* a copy of all of it */
-struct heap_copy *heap_copy_create(void);
-void heap_save(struct heap_copy *copy);
-void heap_load(const struct heap_copy *copy);
+/* The first state is the present one; back to it. */
+void heap_first(void);
+void heap_begin(void);
+/* The present state is kept, over the one kept before; back to it. */
+void heap_mark(void);
+void heap_back(void);
 
 /* Of the state as reached from the roots. flags: places of 32 bits of which only counts whether
  * they are 0. */
 void heap_hash(const void *const *roots, uint32_t nroots, const uint32_t *const *flags,
                uint32_t nflags, uint64_t now_ns, uint64_t hash_p[2]);
-size_t heap_used(void);
-
 #endif
