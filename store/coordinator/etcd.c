@@ -603,7 +603,7 @@ void kvs_etcd_down(struct etcd *etcd, bool lost)
 
 /* ---- watchers ---- */
 
-static void replay(struct etcd *etcd, const struct watcher *watcher)
+static void replay(struct etcd *etcd, struct watcher *watcher)
 {
     for (uint32_t i = 0; watcher->ops->node != NULL && i < etcd->mirror.kinds[KVS_KEY_NODE].n;
          i++) {

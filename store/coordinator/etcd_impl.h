@@ -82,6 +82,7 @@ struct watcher {
     const struct kvs_watch_ops *ops;
     void *ctx;
     bool replayed;
+    bool behind; /* no memory to tell of a retirement: all are told again */
 };
 
 struct member {
@@ -327,7 +328,7 @@ void kvs_retire_quietly(struct op *op, struct kvs_txn *txn, const char *path,
                         struct kvb_lineage lineage);
 /* A retirement that etcd has, to everybody here. */
 void kvs_retire_heard(struct etcd *etcd, const struct kvs_entry *entry);
-void kvs_retire_replay(struct etcd *etcd, const struct watcher *watcher);
+void kvs_retire_replay(struct etcd *etcd, struct watcher *watcher);
 /* What a member has missed. */
 void kvs_retire_catch_up(struct member *member);
 /* Members left, or are gone: who waits for them? */

@@ -239,8 +239,12 @@ void kvs_retire_heard(struct etcd *etcd, const struct kvs_entry *entry)
     kvb_list_each(&etcd->watchers, link)
     {
         struct watcher *watcher = kvb_container_of(link, struct watcher, link);
-        if (status == KVB_OK && watcher->replayed && watcher->ops->retired != NULL &&
-            record.n > 0) {
+        if (!watcher->replayed || watcher->ops->retired == NULL) {
+            continue;
+        }
+        if (status != KVB_OK) {
+            watcher->behind = true; /* the sweep catches up */
+        } else if (record.n > 0) {
             watcher->ops->retired(watcher->ctx, record.lineages, record.n);
         }
     }
@@ -263,16 +267,20 @@ void kvs_retire_heard(struct etcd *etcd, const struct kvs_entry *entry)
     }
 }
 
-void kvs_retire_replay(struct etcd *etcd, const struct watcher *watcher)
+void kvs_retire_replay(struct etcd *etcd, struct watcher *watcher)
 {
+    watcher->behind = false;
     for (uint32_t i = 0; i < etcd->mirror.kinds[KVS_KEY_RETIRED].n; i++) {
         struct record record;
-        if (parse_record(etcd->mirror.kinds[KVS_KEY_RETIRED].entries[i]->value, &record) ==
-            KVB_OK) {
+        kvb_status_t status =
+            parse_record(etcd->mirror.kinds[KVS_KEY_RETIRED].entries[i]->value, &record);
+        if (status == KVB_OK) {
             if (record.n > 0) {
                 watcher->ops->retired(watcher->ctx, record.lineages, record.n);
             }
             free(record.lineages);
+        } else if (status == KVB_ERR_NO_MEMORY) {
+            watcher->behind = true;
         }
     }
 }
@@ -1017,6 +1025,13 @@ void kvs_retire_sweep(struct etcd *etcd)
         if (now_ns - name->since_ns > etcd->grace_ms * KVB_NS_PER_MS) {
             name->since_ns = now_ns; /* asked once in a grace */
             kvs_retire_forget(etcd, name);
+        }
+    }
+    kvb_list_each(&etcd->watchers, link)
+    {
+        struct watcher *watcher = kvb_container_of(link, struct watcher, link);
+        if (watcher->behind) {
+            kvs_retire_replay(etcd, watcher);
         }
     }
     kvb_list_each(&etcd->members, link)

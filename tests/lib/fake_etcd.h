@@ -50,7 +50,6 @@ struct fake_etcd {
     bool hold;
     struct fake_connection *held;
     char *held_text;
-    void (*inside)(bool inside); /* our own code runs, and does not any more; may be NULL */
 };
 
 static inline void fake_drop_(struct fake_connection *connection)
@@ -170,13 +169,6 @@ static inline void fake_answer_held(struct fake_etcd *fake, const char *text)
     fake->hold = false;
 }
 
-static inline void fake_inside_(const struct fake_etcd *fake, bool inside)
-{
-    if (fake->inside != NULL) {
-        fake->inside(inside);
-    }
-}
-
 static inline void fake_ready_(struct kvb_io_watch *watch, unsigned events)
 {
     (void)events;
@@ -200,12 +192,10 @@ static inline void fake_ready_(struct kvb_io_watch *watch, unsigned events)
         connection->len < (size_t)(body + 4 - connection->request) + length) {
         return;
     }
-    fake_inside_(connection->fake, true);
     char *copy = strndup(body + 4, length);
     connection->len = 0; /* one at a time: the client does not pipeline */
     fake_answer_(connection, path, copy);
     free(copy);
-    fake_inside_(connection->fake, false);
 }
 
 static inline void fake_accept_(struct kvb_io_watch *watch, unsigned events)

@@ -57,6 +57,20 @@ static inline void sim_init(struct sim_sched *sim, uint64_t seed)
     kvb_sched_init(&sim->sched, &sim->clock, &sim->random);
 }
 
+/* Allocations that fail are not those of timers: without one no deadline would hold, and the
+ * scheduler asserts that it has it. */
+static inline void sim_reserve_timers(struct kvb_sched *sched)
+{
+    struct kvb_timer timers[256];
+    for (int i = 0; i < 256; i++) {
+        kvb_timer_init(&timers[i], NULL);
+        kvb_sched_timer_set(sched, &timers[i], KVB_NEVER - 1);
+    }
+    for (int i = 0; i < 256; i++) {
+        kvb_sched_timer_clear(sched, &timers[i]);
+    }
+}
+
 /* Asserts that nothing is posted and no timer is set: whoever was tested cleaned up. */
 static inline void sim_cleanup(struct sim_sched *sim)
 {

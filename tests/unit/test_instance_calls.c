@@ -141,19 +141,6 @@ static void run_fingerprints(struct world *w)
     check_together(w, "started again");
 }
 
-/* The scheduler's memory for timers is not at stake: without it no deadline would hold. */
-static void reserve_timers(struct sim_sched *sim)
-{
-    struct kvb_timer timers[256];
-    for (int i = 0; i < 256; i++) {
-        kvb_timer_init(&timers[i], NULL);
-        kvb_sched_timer_set(&sim->sched, &timers[i], KVB_NEVER - 1);
-    }
-    for (int i = 0; i < 256; i++) {
-        kvb_sched_timer_clear(&sim->sched, &timers[i]);
-    }
-}
-
 static void each_place(void (*run)(struct world *w), uint32_t ranks)
 {
     for (uint32_t nth = 1; nth <= 40; nth++) { /* many ways lead by one place */
@@ -163,7 +150,7 @@ static void each_place(void (*run)(struct world *w), uint32_t ranks)
             fail_calls_pause();
             world_open_fleet(&w, true, NULL);
             fake_engine_init(&w.engine, &w.sim, w.fleet, "a", ranks);
-            reserve_timers(&w.sim);
+            sim_reserve_timers(&w.sim.sched);
             fail_calls_resume();
             run(&w);
             fail_calls_stop();

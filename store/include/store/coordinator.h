@@ -123,8 +123,9 @@ struct kvs_watch_ops {
     void (*node)(void *ctx, const struct kvs_node_record *record);
     /* Left, or its lease has ended. While the coordinator cannot be reached nobody is gone. */
     void (*node_gone)(void *ctx, const char *name);
-    /* For nodes: nobody can read these any more; and the bytes a tenant may use in the whole
-     * cluster (UINT64_MAX: no quota), of which a node's part is by its capacity. */
+    /* For nodes: nobody can read these any more (they may be told again); and the bytes a tenant
+     * may use in the whole cluster (UINT64_MAX: no quota), of which a node's part is by its
+     * capacity. */
     void (*retired)(void *ctx, const struct kvb_lineage *lineages, uint32_t n);
     void (*quota)(void *ctx, const char *tenant, uint64_t bytes);
     void (*reachable)(void *ctx, bool reachable);

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two processes on a real etcd, in which memory runs out once, at every place in turn where the
+ * coordinator asks for any, for itself, for JSON or for HTTP: who asked is told; the same asked
+ * again is done; a retirement that is said to have succeeded has been left by everybody; and what
+ * the others hear of (nodes, quotas, retired lineages) they hear all the same.
+ */
+#include "etcd_rig.h"
+#include "fail_calls.h"
+
+#include "base/log.h"
+
+#include <curl/curl.h>
+#include <jansson.h>
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what fails, beside allocations ---- */
+
+#define WRAP(type, failed, name, parameters, arguments)                                            \
+    type __real_##name parameters;                                                                 \
+    type __wrap_##name parameters;                                                                 \
+    type __wrap_##name parameters                                                                  \
+    {                                                                                              \
+        return FAIL_CALLS_NOW() ? (failed) : __real_##name arguments;                              \
+    }
+WRAP(json_t *, NULL, json_object, (void), ())
+WRAP(json_t *, NULL, json_array, (void), ())
+WRAP(json_t *, NULL, json_string, (const char *text), (text))
+WRAP(json_t *, NULL, json_stringn_nocheck, (const char *text, size_t len), (text, len))
+WRAP(char *, NULL, json_dumps, (const json_t *json, size_t flags), (json, flags))
+WRAP(CURL *, NULL, curl_easy_init, (void), ())
+WRAP(CURLM *, NULL, curl_multi_init, (void), ())
+WRAP(CURLMcode, CURLM_OUT_OF_MEMORY, curl_multi_add_handle, (CURLM * multi, CURL *easy),
+     (multi, easy))
+WRAP(struct curl_slist *, NULL, curl_slist_append, (struct curl_slist * list, const char *text),
+     (list, text))
+
+/* Both take what they are given, also when they fail. */
+int __real_json_object_set_new(json_t *object, const char *key, json_t *value);
+int __wrap_json_object_set_new(json_t *object, const char *key, json_t *value);
+int __wrap_json_object_set_new(json_t *object, const char *key, json_t *value)
+{
+    if (FAIL_CALLS_NOW()) {
+        json_decref(value);
+        return -1;
+    }
+    return __real_json_object_set_new(object, key, value);
+}
+int __real_json_array_append_new(json_t *array, json_t *value);
+int __wrap_json_array_append_new(json_t *array, json_t *value);
+int __wrap_json_array_append_new(json_t *array, json_t *value)
+{
+    if (FAIL_CALLS_NOW()) {
+        json_decref(value);
+        return -1;
+    }
+    return __real_json_array_append_new(array, value);
+}
+
+/* ---- two processes, an instance each ---- */
+
+struct process {
+    struct real_loop *loop;
+    struct kvs_coordinator *coordinator;
+    struct kvs_member *member;
+    bool up;
+    bool node;
+    uint64_t quota;
+    uint32_t nretired;
+    struct kvb_lineage retired[64];
+    uint32_t ntold, ntenant;
+    struct kvb_lineage told;
+};
+
+#define EVENTUALLY(process, condition)                                                             \
+    do {                                                                                           \
+        uint64_t end_ = kvb_deadline_in_ms(&kvb_clock_real, ETCD_RIG_LIMIT_MS);                    \
+        while (!(condition)) {                                                                     \
+            cr_assert(real_now_ns() < end_, "place %zx: never: %s", fail_calls_place(),            \
+                      #condition);                                                                 \
+            real_step((process)->loop, end_);                                                      \
+        }                                                                                          \
+    } while (0)
+
+static void on_told(void *ctx, struct kvb_lineage lineage, uint64_t retirement)
+{
+    struct process *process = ctx;
+    process->ntold++;
+    process->told = lineage;
+    kvs_member_left(process->member, retirement);
+}
+static void on_told_tenant(void *ctx, uint64_t retirement)
+{
+    struct process *process = ctx;
+    process->ntenant++;
+    kvs_member_left(process->member, retirement);
+}
+static void on_member_reachable(void *ctx, bool reachable)
+{
+    (void)ctx, (void)reachable;
+}
+static void on_lost(void *ctx)
+{
+    (void)ctx;
+}
+static const struct kvs_member_ops member_ops = {.told = on_told,
+                                                 .told_tenant = on_told_tenant,
+                                                 .reachable = on_member_reachable,
+                                                 .lost = on_lost};
+
+static void on_node(void *ctx, const struct kvs_node_record *record)
+{
+    ((struct process *)ctx)->node = strcmp(record->name, "n") == 0;
+}
+static void on_node_gone(void *ctx, const char *name)
+{
+    (void)ctx, (void)name; /* after a lease's time: it might come back */
+}
+static void on_retired(void *ctx, const struct kvb_lineage *lineages, uint32_t n)
+{
+    struct process *process = ctx;
+    for (uint32_t i = 0; i < n; i++) {
+        process->retired[process->nretired++ % 64] = lineages[i];
+    }
+}
+static void on_quota(void *ctx, const char *tenant, uint64_t bytes)
+{
+    (void)tenant;
+    ((struct process *)ctx)->quota = bytes;
+}
+static void on_reachable(void *ctx, bool reachable)
+{
+    ((struct process *)ctx)->up = reachable;
+}
+static const struct kvs_watch_ops watch_ops = {on_node, on_node_gone, on_retired, on_quota,
+                                               on_reachable};
+
+static bool heard(const struct process *process, struct kvb_lineage lineage)
+{
+    for (uint32_t i = 0; i < process->nretired && i < 64; i++) {
+        if (kvb_lineage_equal(process->retired[i], lineage)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What fails failed for want of memory, or because its connection found none. */
+static void check_told(kvb_status_t status, const char *what)
+{
+    cr_assert(fail_hit && (status == KVB_ERR_NO_MEMORY || status == KVB_ERR_UNAVAILABLE ||
+                           status == KVB_ERR_TIMEOUT),
+              "place %zx, %s: %s", fail_calls_place(), what, kvb_status_label(status));
+}
+
+static void start(struct process *process, struct real_loop *loop, const char *prefix,
+                  const char *name)
+{
+    const char *const endpoints[] = {getenv(ETCD_RIG_ENV)};
+    const struct kvs_space space = {"t", "l"};
+    const struct kvs_etcd_config config = {.sched = &loop->sim.sched,
+                                           .io = &loop->io,
+                                           .endpoints = endpoints,
+                                           .nendpoints = 1,
+                                           .prefix = prefix,
+                                           .request_ms = ETCD_RIG_REQUEST_MS,
+                                           .lease_ms = ETCD_RIG_LEASE_MS,
+                                           .grace_ms = 10000, /* what is swept up is, soon */
+                                           .process = "test"};
+    kvb_status_t status;
+    *process = (struct process){.loop = loop};
+    while ((status = kvs_etcd_create(&config, &process->coordinator)) != KVB_OK) {
+        check_told(status, "create");
+    }
+    while ((status = kvs_coordinator_watch(process->coordinator, &watch_ops, process)) != KVB_OK) {
+        check_told(status, "watch");
+    }
+    EVENTUALLY(process, process->up);
+    while ((status = kvs_member_open(process->coordinator, name, &space, &member_ops, process,
+                                     &process->member)) != KVB_OK) {
+        check_told(status, "open");
+    }
+    while ((status = kvs_member_publish(process->member, "{\"x\":1}")) != KVB_OK) {
+        check_told(status, "publish");
+    }
+}
+
+struct ask {
+    struct kvs_coord_request request;
+    bool done;
+    kvb_status_t status;
+};
+
+static void on_answer(struct kvs_coord_request *request, kvb_status_t status)
+{
+    struct ask *ask = kvb_container_of(request, struct ask, request);
+    cr_assert(!ask->done, "answered twice");
+    ask->done = true;
+    ask->status = status;
+}
+
+enum question { RESOLVE, CHECK, STEP, RETIRE, RESET, QUOTA, WITHDRAW };
+static const char *const questions[] = {"resolve", "check", "step",    "retire",
+                                        "reset",   "quota", "withdraw"};
+
+/* Asked until it is done; the lineage that it is about, and of the answer. */
+static void ask(struct process *process, enum question question, struct kvb_lineage *lineage_p)
+{
+    for (uint32_t try = 0;; try++) {
+        struct ask asked = {.request.done = on_answer};
+        uint64_t deadline_ns = kvb_deadline_in_ms(&kvb_clock_real, 60000);
+        switch (question) {
+        case RESOLVE:
+            kvs_member_resolve(process->member, "v1", &asked.request);
+            break;
+        case CHECK:
+            kvs_member_check(process->member, "v1", *lineage_p, &asked.request);
+            break;
+        case STEP:
+            kvs_member_step(process->member, 1, 1, &asked.request);
+            break;
+        case RETIRE:
+            kvs_member_retire(process->member, lineage_p, 1, "v1", deadline_ns, &asked.request);
+            break;
+        case RESET:
+            kvs_tenant_reset(process->coordinator, "t", process->member, deadline_ns,
+                             &asked.request);
+            break;
+        case QUOTA:
+            kvs_coordinator_set_quota(process->coordinator, "t", 4096, &asked.request);
+            break;
+        case WITHDRAW:
+            kvs_coordinator_withdraw(process->coordinator, &asked.request);
+            break;
+        }
+        EVENTUALLY(process, asked.done);
+        if (asked.status == KVB_OK) {
+            cr_assert(question != CHECK || asked.request.bound, "place %zx: bound, and denied",
+                      fail_calls_place());
+            if (question == RESOLVE) {
+                *lineage_p = asked.request.lineage;
+            }
+            return;
+        }
+        if (question == STEP && asked.status == KVB_ERR_FENCED) {
+            return; /* of another epoch */
+        }
+        check_told(asked.status, questions[question]);
+        cr_assert_lt(try, 5, "place %zx, %s: does not recover", fail_calls_place(),
+                     questions[question]);
+        EVENTUALLY(process, process->up);
+    }
+}
+
+static void run(struct process *p, struct process *q)
+{
+    const struct kvs_node_record node = {
+        .name = "n", .address = "127.0.0.1:1", .capacity_bytes = 1 << 20, .incarnation = 7};
+    struct kvb_lineage a, b, next;
+    kvb_status_t status;
+    while ((status = kvs_coordinator_announce(p->coordinator, &node)) != KVB_OK) {
+        check_told(status, "announce");
+    }
+    EVENTUALLY(q, q->node);
+    ask(p, QUOTA, NULL);
+    EVENTUALLY(q, q->quota == 4096);
+
+    ask(p, RESOLVE, &a);
+    ask(q, RESOLVE, &b);
+    cr_assert(kvb_lineage_equal(a, b), "place %zx: one name, two lineages", fail_calls_place());
+    ask(p, CHECK, &a);
+    ask(q, CHECK, &b);
+
+    uint32_t ntold = q->ntold;
+    ask(p, RETIRE, &a);
+    cr_assert(q->ntold > ntold && kvb_lineage_equal(q->told, a),
+              "place %zx: success, and one has not left", fail_calls_place());
+    EVENTUALLY(q, heard(q, a) && heard(p, a));
+    ask(q, RESOLVE, &next);
+    cr_assert(!kvb_lineage_equal(a, next), "place %zx: retired, and bound", fail_calls_place());
+
+    uint32_t ntenant = q->ntenant;
+    ask(p, RESET, NULL);
+    cr_assert_gt(q->ntenant, ntenant, "place %zx: success, and one has not left",
+                 fail_calls_place());
+    EVENTUALLY(q, heard(q, next));
+    ask(p, STEP, NULL);
+
+    const struct kvb_lineage own = {{3, 3}};
+    kvs_member_leave(q->member, "v1");
+    kvs_member_abandon(q->member, own);
+    ask(p, RESOLVE, &a); /* and what was said before it has been done */
+    ask(q, RESOLVE, &b);
+    cr_assert(kvb_lineage_equal(a, b), "place %zx: one name, two lineages", fail_calls_place());
+    ask(p, WITHDRAW, NULL);
+}
+
+static void two_processes(void)
+{
+    struct real_loop loop;
+    struct process p, q;
+    char prefix[64];
+    fail_calls_pause();
+    real_init(&loop, sim_seed(1));
+    sim_reserve_timers(&loop.sim.sched);
+    (void)etcd_rig_prefix(prefix);
+    fail_calls_resume();
+    start(&p, &loop, prefix, "a");
+    start(&q, &loop, prefix, "b");
+    run(&p, &q);
+    kvs_member_close(q.member);
+    kvs_member_close(p.member);
+    real_run_for(&loop, 1);
+    kvs_coordinator_destroy(q.coordinator);
+    kvs_coordinator_destroy(p.coordinator);
+    fail_calls_stop();
+    real_cleanup(&loop);
+}
+
+Test(etcd_calls, memory_that_runs_out_once_costs_a_retry_and_no_promise, .timeout = 1100)
+{
+    kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    if (getenv(ETCD_RIG_ENV) == NULL) {
+        cr_skip("no etcd");
+    }
+    static const uint32_t nths[] = {1, 6}; /* of many requests by one place */
+    for (size_t i = 0; i < sizeof nths / sizeof nths[0]; i++) {
+        FAIL_CALLS_EACH(nths[i])
+        {
+            two_processes();
+        }
+    }
+}
