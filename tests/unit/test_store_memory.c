@@ -100,6 +100,56 @@ Test(store_memory, a_service_and_a_node_behind_it_fail_whole_at_every_allocation
     test_store_close(&store);
 }
 
+struct listed {
+    struct kvs_remote_tenants ask;
+    uint32_t times;
+    uint32_t n;
+    kvb_status_t status;
+};
+
+static void on_tenants(struct kvs_remote_tenants *ask, kvb_status_t status)
+{
+    struct listed *listed = kvb_container_of(ask, struct listed, ask);
+    listed->times++;
+    listed->status = status;
+    listed->n = ask->n;
+}
+
+/* Who is there, asked; and holds given back, of which nobody is told. */
+static kvb_status_t ask_who_is_there(struct test_store *store, uint64_t n, bool *failed_p)
+{
+    struct listed listed = {.ask.done = on_tenants};
+    fail_alloc_arm(n);
+    kvb_status_t status =
+        kvs_remote_tenants(store->node, sim_in_ms(&store->sim, 1000), &listed.ask);
+    kvs_client_discard_instance(store->client, 9);
+    sim_advance(&store->sim, 2000);
+    *failed_p = fail_alloc_disarm();
+    cr_assert_eq(listed.times, status == KVB_OK, "told once, or never taken");
+    status = status == KVB_OK ? listed.status : status;
+    cr_assert(status != KVB_OK || listed.n == 1);
+    return status;
+}
+
+Test(store_memory, questions_beside_the_batches_end_once_at_every_allocation)
+{
+    bool more = true;
+    for (uint64_t n = 0; more; n++) {
+        struct test_store store;
+        test_store_open(&store, &config, false);
+        cr_assert_eq(test_put(&store, "k", 1, 100, 1), KVB_OK);
+        kvb_status_t status = ask_who_is_there(&store, n, &more);
+        cr_assert(status == KVB_OK ||
+                      (more && (status == KVB_ERR_NO_MEMORY || status == KVB_ERR_UNAVAILABLE)),
+                  "allocation %lu: %s", n, kvb_status_label(status));
+        bool failed;
+        cr_assert_eq(ask_who_is_there(&store, UINT64_MAX - 1, &failed), KVB_OK, "a retry works");
+        cr_assert_eq(test_get(&store, "k", 1, 100, 1), KVB_OK);
+        cr_assert_null(kvs_share_validate(store.share));
+        test_store_close(&store);
+    }
+}
+
 #endif
 
 static void on_nothing(struct kvb_timer *timer)
