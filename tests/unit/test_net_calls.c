@@ -9,6 +9,7 @@
 #include "test_memory.h"
 
 #include "transport/net.h"
+#include "transport/tcp.h"
 
 #include <criterion/criterion.h>
 
@@ -237,6 +238,37 @@ static bool talk(struct real_loop *loop, struct kvt_net *net, int listener, cons
     return status == KVB_OK;
 }
 
+/* A node takes a connection: it is there, or its descriptor is closed. */
+static void serve(struct real_loop *loop, struct kvt_net *net)
+{
+    static const struct kvt_server_ops nobody_comes; /* nobody shows the secret */
+    const struct kvt_tcp_server_config config = {
+        .common = {.net = net, .secret = "s", .secret_len = 1},
+        .sched = &loop->sim.sched,
+        .name = "n",
+        .ops = &nobody_comes};
+    struct kvt_tcp_server *server = NULL;
+    kvb_status_t status;
+    while ((status = kvt_tcp_server_create(&config, &server)) != KVB_OK) {
+        check_told(status, "create");
+    }
+    for (int try = 0;; try++) {
+        int ends[2];
+        cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+        status = kvt_tcp_server_adopt(server, ends[1]);
+        char byte;
+        bool closed = status != KVB_OK && recv(ends[0], &byte, 1, MSG_DONTWAIT) == 0;
+        (void)close(ends[0]);
+        if (status == KVB_OK) {
+            break;
+        }
+        check_told(status, "adopt");
+        cr_assert(closed, "place %zx: the descriptor stays", fail_calls_place());
+        cr_assert_lt(try, 2);
+    }
+    kvt_tcp_server_destroy(server);
+}
+
 static void each_place(int error, uint32_t nth)
 {
     char address[2][32];
@@ -247,6 +279,7 @@ static void each_place(int error, uint32_t nth)
         struct kvt_net *net = NULL;
         fail_calls_pause();
         real_init(&loop, 1);
+        sim_reserve_timers(&loop.sim.sched);
         loop.io.ops = &failing_io;
         int nobody = bind_any(&ports[0], false);
         int listener = bind_any(&ports[1], true);
@@ -271,6 +304,7 @@ static void each_place(int error, uint32_t nth)
             cr_assert(good || talk(&loop, net, listener, address[i]), "place %zx: does not recover",
                       fail_calls_place());
         }
+        serve(&loop, net);
         fail_calls_stop();
         kvt_net_kernel_destroy(net);
         (void)close(listener);

@@ -589,6 +589,52 @@ Test(tcp_handshake, what_a_node_says_of_itself_is_checked_and_signed)
     free(it);
 }
 
+/* At each moment of a handshake, and after it, each message that is not the next one. */
+Test(tcp_handshake, a_node_that_speaks_out_of_turn_or_refuses_without_a_reason_is_left)
+{
+    static const struct {
+        enum tcp_message type;
+        size_t len;
+    } messages[] = {{TCP_HELLO, 56},
+                    {TCP_CHALLENGE, 56},
+                    {TCP_PROOF, 32},
+                    {TCP_ADMITTED, 41},
+                    {TCP_REFUSED, 4 /* status 0 */},
+                    {TCP_REFUSED, 5}};
+    enum { GREETED, PROVED, ADMITTED, MOMENTS };
+    struct imposter *it = calloc(1, sizeof *it);
+    for (int moment = GREETED; moment < MOMENTS; moment++) {
+        for (size_t i = 0; i < sizeof messages / sizeof messages[0]; i++) {
+            bool next = (moment == GREETED && messages[i].type == TCP_CHALLENGE) ||
+                        (moment == PROVED && messages[i].type == TCP_ADMITTED);
+            if (next) {
+                continue; /* which is checked elsewhere */
+            }
+            uint8_t payload[KVT_PAYLOAD_MAX] = {0};
+            imposter_open(it);
+            sim_settle(&it->rig.sim);
+            if (moment == PROVED) {
+                size_t len = tcp_raw_take(&it->raw, payload);
+                tcp_raw_message(&it->raw, TCP_CHALLENGE, payload, len);
+                sim_settle(&it->rig.sim);
+                cr_assert_eq(tcp_raw_type(&it->raw), TCP_PROOF);
+                memset(payload, 0, sizeof payload);
+            } else if (moment == ADMITTED) {
+                cr_assert(tcp_raw_serve(&it->raw, &it->rig, &it->rig.common, 1));
+                cr_assert_eq(it->rig.ups, 1);
+            }
+            tcp_raw_message(&it->raw, messages[i].type, payload, messages[i].len);
+            sim_settle(&it->rig.sim);
+            cr_assert(it->raw.over, "moment %d, message %zu: goes on", moment, i);
+            cr_assert_eq(it->rig.why, KVB_ERR_PROTOCOL, "moment %d, message %zu: %s", moment, i,
+                         kvb_status_label(it->rig.why));
+            cr_assert_eq(it->rig.ups, moment == ADMITTED);
+            imposter_close(it);
+        }
+    }
+    free(it);
+}
+
 Test(tcp_handshake, a_node_of_other_versions_is_refused_and_a_silent_one_times_out)
 {
     struct imposter *it = calloc(1, sizeof *it);

@@ -92,3 +92,19 @@ Test(tcp_memory, every_allocation_may_fail_and_nothing_is_left_behind)
     }
     cr_assert_gt(nth, 20);
 }
+
+Test(tcp_memory, a_new_address_is_taken_whole_or_not_at_all)
+{
+    struct tcp_sim *rig = calloc(1, sizeof *rig);
+    tcp_sim_open(rig, NULL);
+    tcp_sim_peer(rig, (struct kvt_tcp_peer_config){0});
+    cr_assert_eq(tcp_sim_run(rig, RIG_PUT, 0, KIB(1)), KVB_OK);
+    fail_alloc_arm(0);
+    cr_assert_eq(kvt_tcp_peer_set_address(rig->peer, "h:2"), KVB_ERR_NO_MEMORY);
+    cr_assert(fail_alloc_disarm());
+    cr_assert_eq(tcp_sim_run(rig, RIG_PUT, 0, KIB(1)), KVB_OK, "the old one stays");
+    cr_assert_eq(kvt_tcp_peer_set_address(rig->peer, "nothing"), KVB_ERR_INVALID);
+    cr_assert_eq(kvt_tcp_peer_set_address(rig->peer, "h:2"), KVB_OK);
+    tcp_sim_close(rig);
+    free(rig);
+}
