@@ -174,6 +174,10 @@ Test(instance_calls, a_fleet_that_cannot_be_made_leaves_nothing)
 {
     struct sim_sched sim;
     sim_init(&sim, 1);
+    struct kvp_fleet *none = NULL;
+    const struct kvp_fleet_config strange = {.sched = &sim.sched, .unversioned_event = "noon"};
+    cr_assert_eq(kvp_fleet_create(&strange, &none), KVB_ERR_INVALID);
+    cr_assert_null(none);
     const struct kvp_fleet_config config = {.sched = &sim.sched};
     FAIL_CALLS_EACH(1)
     {
@@ -186,4 +190,47 @@ Test(instance_calls, a_fleet_that_cannot_be_made_leaves_nothing)
         }
     }
     sim_cleanup(&sim);
+}
+
+/* After so many turns of the loop; false: all was answered before. */
+static bool ends_after(const char *words, uint32_t turns)
+{
+    struct world w;
+    struct told told[2] = {{.world = &w}, {.world = &w}};
+    world_open(&w, 2, true);
+    world_add_other(&w);
+    for (int i = 0; i < 2; i++) { /* the second one waits, or joins */
+        struct kvp_ask asked = world_ask(i == 0 ? words : "reset external");
+        cr_assert_eq(kvp_fleet_request(w.fleet, "a", &asked, "req", world_told_, &told[i], NULL),
+                     KVB_OK);
+    }
+    for (uint32_t i = 0; i < turns; i++) {
+        w.sim.now_ns += KVB_NS_PER_MS;
+        (void)sim_turn(&w.sim);
+    }
+    bool open = told[0].times + told[1].times < 2;
+    fake_engine_drop_link(&w.engine);
+    fake_engine_drop_link(&w.other);
+    kvp_fleet_destroy(w.fleet);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(told[i].times, 1, "%s, %u turns: answered %u times", words, turns,
+                     told[i].times);
+        cr_assert(told[i].status == KVB_OK || told[i].status == KVB_ERR_CANCELED ||
+                      told[i].status == KVB_ERR_DISCONNECTED,
+                  "%s, %u turns: %s", words, turns, kvb_status_label(told[i].status));
+    }
+    kvs_coordinator_destroy(w.coordinator);
+    sim_settle(&w.sim); /* what was asked of the coordinator is nobody's now */
+    sim_cleanup(&w.sim);
+    return open;
+}
+
+Test(instance_calls, a_fleet_that_ends_at_any_moment_answers_everything_once)
+{
+    static const char *const asks[] = {"sleep 1", "reset external", "tenant", "update"};
+    for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {
+        for (uint32_t turns = 0; ends_after(asks[i], turns); turns++) {
+            cr_assert_lt(turns, 1000);
+        }
+    }
 }
