@@ -68,6 +68,16 @@ Test(wire, a_writer_refuses_to_pass_its_limit_and_stays_refused)
     kvb_writer_cleanup(&out);
 }
 
+Test(wire, a_span_whose_length_has_no_place_on_the_wire_is_refused_unread)
+{
+    struct kvb_writer out;
+    kvb_writer_init(&out, SIZE_MAX);
+    kvb_put_span(&out, (struct kvb_span){NULL, (size_t)UINT32_MAX + 1});
+    cr_assert_eq(out.status, KVB_ERR_TOO_LARGE);
+    cr_assert_eq(out.len, 0);
+    kvb_writer_cleanup(&out);
+}
+
 Test(wire, a_reader_gives_zeros_after_the_first_error)
 {
     struct kvb_reader in;
