@@ -893,6 +893,44 @@ Test(coordinator_contract, one_that_did_not_leave_in_a_reset_took_no_part_in_it)
     }
 }
 
+/* ---- what cannot be ---- */
+
+Test(coordinator_contract, what_cannot_be_kept_is_refused_and_nothing_of_it_is_there)
+{
+    EACH_KIND(kind)
+    {
+        struct world world;
+        struct ask asks[4];
+        char tenant[100];
+        world_open(&world, kind);
+        memset(tenant, 't', sizeof tenant - 1);
+        tenant[sizeof tenant - 1] = '\0';
+        kvb_status_t wrong = kind->exact ? KVB_ERR_UNSUPPORTED : KVB_ERR_INVALID;
+        struct kvs_node_record records[4] = {
+            {.name = ""}, {.name = "n"}, {.name = "n", .address = "a"}, {.name = "n"}};
+        memset(records[1].name, 'n', sizeof records[1].name);
+        memset(records[2].address, 'a', sizeof records[2].address);
+        memset(records[3].rdma, 'r', sizeof records[3].rdma);
+        for (int i = 0; i < 4; i++) { /* without a name, and texts that do not end */
+            cr_assert_eq(kvs_coordinator_announce(world.coordinator, &records[i]), wrong);
+        }
+        kvs_coordinator_set_quota(world.coordinator, tenant, 1, &asked(&asks[0], NULL)->request);
+        EVENTUALLY(&world, asks[0].done);
+        cr_assert_eq(asks[0].status, wrong);
+        if (!kind->exact) {
+            kvs_tenant_reset(world.coordinator, tenant, NULL, KVB_NEVER,
+                             &asked(&asks[1], NULL)->request);
+            EVENTUALLY(&world, asks[1].done);
+            cr_assert_eq(asks[1].status, KVB_ERR_INVALID);
+        }
+        kvs_coordinator_withdraw(world.coordinator, &asked(&asks[2], NULL)->request);
+        EVENTUALLY(&world, asks[2].done);
+        cr_assert_eq(asks[2].status, KVB_OK, "there is none to withdraw");
+        cr_assert_eq(names_of(&world).n, 0);
+        world_close(&world);
+    }
+}
+
 /* ---- out of reach ---- */
 
 Test(coordinator_contract, out_of_reach_everything_is_unavailable_and_nothing_happens)
