@@ -2,6 +2,8 @@
 /* How both sides of a lane come to know each other (transport/peer/handshake.h). */
 #include "tcp_sim.h"
 
+#include "base/le.h"
+
 static struct kvt_peer_common with_secret(const struct tcp_sim *rig, const char *secret)
 {
     struct kvt_peer_common common = rig->common;
@@ -595,18 +597,19 @@ Test(tcp_handshake, a_node_that_speaks_out_of_turn_or_refuses_without_a_reason_i
     static const struct {
         enum tcp_message type;
         size_t len;
-    } messages[] = {{TCP_HELLO, 56},
-                    {TCP_CHALLENGE, 56},
-                    {TCP_PROOF, 32},
-                    {TCP_ADMITTED, 41},
-                    {TCP_REFUSED, 4 /* status 0 */},
-                    {TCP_REFUSED, 5}};
+        kvb_status_t status; /* that it begins with */
+    } messages[] = {
+        {TCP_HELLO, 56, KVB_OK},           {TCP_CHALLENGE, 56, KVB_OK}, {TCP_PROOF, 32, KVB_OK},
+        {TCP_ADMITTED, 41, KVB_OK},        {TCP_REFUSED, 4, KVB_OK},    {TCP_REFUSED, 5, KVB_OK},
+        {TCP_REFUSED, 4, KVB_ERR_REFUSED},
+    };
     enum { GREETED, PROVED, ADMITTED, MOMENTS };
     struct imposter *it = calloc(1, sizeof *it);
     for (int moment = GREETED; moment < MOMENTS; moment++) {
         for (size_t i = 0; i < sizeof messages / sizeof messages[0]; i++) {
             bool next = (moment == GREETED && messages[i].type == TCP_CHALLENGE) ||
-                        (moment == PROVED && messages[i].type == TCP_ADMITTED);
+                        (moment == PROVED && messages[i].type == TCP_ADMITTED) ||
+                        (moment != ADMITTED && messages[i].status != KVB_OK);
             if (next) {
                 continue; /* which is checked elsewhere */
             }
@@ -623,6 +626,7 @@ Test(tcp_handshake, a_node_that_speaks_out_of_turn_or_refuses_without_a_reason_i
                 cr_assert(tcp_raw_serve(&it->raw, &it->rig, &it->rig.common, 1));
                 cr_assert_eq(it->rig.ups, 1);
             }
+            kvb_le_put32(payload, (uint32_t)messages[i].status);
             tcp_raw_message(&it->raw, messages[i].type, payload, messages[i].len);
             sim_settle(&it->rig.sim);
             cr_assert(it->raw.over, "moment %d, message %zu: goes on", moment, i);
