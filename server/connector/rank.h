@@ -84,7 +84,7 @@ struct kvp_rank_ops {
     /*
      * Sends a request of the link (LINEAGE … STATE) whose message struct is msg (NULL for those
      * without one); done comes exactly once, later, never inside call. Messages of one rank keep
-     * their order.
+     * their order. A PAUSE that is still open at a RESUME is given that one's deadline, if earlier.
      */
     void (*call)(void *rank, enum kvb_link_type type, const void *msg, uint64_t deadline_ns,
                  kvp_rank_call_fn done, void *arg);
