@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+    python3 -m kvplane sleep level=2 instance=engine-0
+    python3 -m kvplane get /v1/kvplane/instances
+    python3 -m kvplane events
+
+For a machine that has this package and not the `kvplane` program, whose command line does more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Sequence
+
+from .rest import Client, Error, Refused
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+
+
+def _parameters(words: Sequence[str]) -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{word!r} is no parameter: write name=value")
+        before = parameters.get(name)
+        parameters[name] = value if before is None else [*(before if isinstance(before, list) else [before]), value]
+    return parameters
+
+
+def _run(client: Client, what: str, words: Sequence[str]) -> None:
+    if what == "events":
+        for event in client.events():
+            print(json.dumps(event), flush=True)
+        return
+    if what in ("get", "post"):
+        if not words or not words[0].startswith("/"):
+            raise ValueError(f"{what} wants a path: {what} /v1/kvplane/instances")
+        path, words = words[0], words[1:]
+    else:
+        path = f"/{what}"
+    parameters = _parameters(words)
+    print(json.dumps(client.get(path, **parameters) if what == "get" else client.post(path, **parameters), indent=2))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 done, 1 refused or failed, 2 wrong usage, 3 the daemon was not reached."""
+    parser = argparse.ArgumentParser(prog="python3 -m kvplane", description="Asks a kvplane daemon.")
+    parser.add_argument("--url", help="http://HOST:PORT, https://HOST:PORT or unix:///PATH ($KVPLANE_URL, else http://127.0.0.1:8100)")
+    parser.add_argument("what", help="a verb (sleep, wake_up, pause, resume, reset_prefix_cache, …), get PATH, post PATH, or events")
+    parser.add_argument("parameter", nargs="*", help="name=value; repeat a name for a list")
+    options = parser.parse_args(arguments)
+    try:
+        with Client(options.url) as client:
+            _run(client, options.what, options.parameter)
+    except Refused as error:
+        print(f"kvplane: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except ValueError as error:
+        print(f"kvplane: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (Error, TimeoutError) as error:
+        print(f"kvplane: {error}", file=sys.stderr)
+        return EXIT_UNREACHABLE
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package (api/python): the client of the REST interface, against real daemons and engines."""
+import asyncio
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import unittest
+
+import harness
+
+PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "api", "python")
+sys.path.insert(0, PACKAGE)
+import kvplane  # noqa: E402  # pylint: disable=wrong-import-position
+
+
+class Python(harness.Case):
+    def client(self, daemon, **options):
+        client = kvplane.Client(daemon.tap(), timeout_s=harness.DEADLINE_S, **options)
+        self.addCleanup(client.close)
+        return client
+
+    def test_a_verb_returns_when_it_is_done(self):
+        daemon = self.daemon()
+        self.engine(daemon, "a")
+        client = self.client(daemon)
+        self.assertTrue(client.alive() and client.healthy())
+        client.sleep(level=2)
+        self.assertTrue(client.is_sleeping())
+        client.wake_up(tags=["weights"])
+        self.assertTrue(client.is_sleeping(), "a part is not all")
+        client.wake_up(tags=["kv_cache"])
+        self.assertFalse(client.is_sleeping() or client.is_paused())
+        client.pause(mode="keep", clear_cache=False)
+        self.assertTrue(client.is_paused())
+        client.resume()
+        self.assertTrue(client.reset_prefix_cache(reset_external=True)["success"])
+        client.start_weight_update()
+        client.update_weights({})
+        client.finish_weight_update(weight_version="v7")
+        self.assertEqual(client.weight_version(), "v7")
+        self.assertIn("kvplane_build_info", client.metrics())
+        self.assertEqual([one["instance"] for one in client.instances()], ["a"])
+        self.assertEqual(client.instance("a")["scheduler"], "running")
+
+    def test_what_is_refused_is_raised_with_its_reason(self):
+        daemon = self.daemon()
+        self.engine(daemon, "a")
+        client = self.client(daemon)
+        with self.assertRaises(kvplane.Refused) as refused:
+            client.sleep(level=7)
+        self.assertEqual((refused.exception.status, refused.exception.param), (400, "query.level"))
+        self.assertNotIsInstance(refused.exception, kvplane.OperationFailed)
+        self.assertTrue(refused.exception.request_id)
+        with self.assertRaises(kvplane.Refused) as refused:
+            client.instance("of/no such name")
+        self.assertEqual(refused.exception.status, 404)
+
+    def test_an_operation_that_fails_says_what_the_instance_is_in(self):
+        daemon = self.daemon("--drain-bound", "1s")
+        self.engine(daemon, "a", "--misbehave", "pause-never")
+        client = self.client(daemon)
+        with self.assertRaises(kvplane.OperationFailed) as failed:
+            client.sleep()
+        self.assertTrue(failed.exception.operation_id)
+        self.assertEqual(failed.exception.state["instance"], "a")
+        operation = client.begin("sleep")
+        with self.assertRaises(kvplane.OperationFailed) as again:
+            operation.result()
+        self.assertEqual(again.exception.label, failed.exception.label)
+
+    def test_an_operation_is_followed_and_cancelled(self):
+        daemon = self.daemon("--drain-bound", "3s")
+        self.engine(daemon, "a", "--misbehave", "pause-never")
+        operation = self.client(daemon).begin("sleep", level=1)
+        states = operation.progress(every_s=0.05)
+        self.assertEqual(next(states)["status"], "running")
+        operation.cancel()
+        self.assertEqual(list(states)[-1]["status"], "failed")
+
+    def test_lists_go_over_all_pages(self):
+        daemon = self.daemon()
+        self.engine(daemon, "a")
+        client = self.client(daemon)
+        for _ in range(130):
+            client.pause()
+        self.assertGreaterEqual(len({one["id"] for one in client.operations()}), 101)
+
+    def test_events_go_on_where_they_were_when_the_daemon_is_back(self):
+        daemon = self.daemon()
+        engine = self.engine(daemon, "a")
+        client = kvplane.Client(daemon.url, timeout_s=harness.DEADLINE_S)
+        self.addCleanup(client.close)
+        events = client.events(after=0)
+        client.sleep()
+        self.assertTrue(any(one["kind"] == "sleep" for one in events))
+        daemon.kill(signal.SIGTERM)
+        self.daemon("--listen", f"{daemon.host}:{daemon.port}", name="again")
+        engine.event("attached")  # again, by itself
+        client.pause()
+        self.assertTrue(any(one["kind"] == "pause" for one in events))
+        events.close()
+
+    def test_asyncio_waits_without_holding_up_others(self):
+        daemon = self.daemon()
+        self.engine(daemon, "a", "--misbehave", "pause-never")
+
+        async def main():
+            async with kvplane.AsyncClient(daemon.tap(), calls=4, timeout_s=harness.DEADLINE_S) as client:
+                stuck = asyncio.create_task(client.sleep())
+                while not (await client.instance("a")).get("operation"):
+                    pass
+                self.assertTrue(await client.alive())
+                self.assertEqual([one["instance"] async for one in client.instances()], ["a"])
+                streams = [asyncio.create_task(self.first(client.events())) for _ in range(2)]
+                stuck.cancel()
+                for stream in streams:
+                    stream.cancel()
+                # Threads of what was cancelled are free again: more calls than are left find one.
+                await asyncio.wait_for(asyncio.gather(*(client.version() for _ in range(8))), harness.DEADLINE_S)
+                with self.assertRaises(asyncio.CancelledError):
+                    await stuck
+                ended = client.sleep()
+                task = asyncio.create_task(ended)
+                while not (await client.instance("a")).get("operation"):
+                    pass
+            with self.assertRaises(kvplane.Unreachable):
+                await task
+
+        asyncio.run(main())
+
+    @staticmethod
+    async def first(events):
+        async for event in events:
+            if event["kind"] == "never":
+                return event
+        return None
+
+    def test_a_daemon_that_is_not_there_is_said_so(self):
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            client = kvplane.Client(f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout_s=harness.DEADLINE_S)
+            with self.assertRaises(kvplane.Unreachable):
+                client.sleep()
+            self.assertFalse(client.alive())
+
+    def test_what_acts_is_never_sent_twice_and_what_asks_is(self):
+        """A server that closes its connection after one answer, however it was told to keep it."""
+        asked = []
+
+        class Once(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                asked.append(self.command)
+                self.close_connection = True
+                if self.command == "POST":
+                    return  # no answer
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            do_POST = do_GET
+
+            def log_message(self, format, *args):  # noqa: A002
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Once)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        client = kvplane.Client(f"http://127.0.0.1:{server.server_port}", timeout_s=harness.DEADLINE_S)
+        with client:
+            for _ in range(3):
+                client.get("/version")
+            with self.assertRaises(kvplane.Unreachable):
+                client.sleep()
+        self.assertEqual(asked, ["GET"] * 3 + ["POST"])
+
+    def test_a_unix_socket_and_a_token_serve_as_well(self):
+        path = os.path.join(self.directory, "http.sock")
+        tokens = os.path.join(self.directory, "tokens")
+        with open(tokens, "w", encoding="utf-8") as file:
+            file.write("admin of-an-operator-0123456789abcdef\n")
+        daemon = self.daemon("--http-socket", path, "--token-file", tokens)
+        with kvplane.Client(f"unix://{path}", timeout_s=harness.DEADLINE_S) as client:
+            with self.assertRaises(kvplane.Refused) as refused:
+                list(client.instances())
+            self.assertEqual(refused.exception.status, 401)
+        with kvplane.Client(f"unix://{path}", token="of-an-operator-0123456789abcdef",
+                            timeout_s=harness.DEADLINE_S) as client:
+            self.assertEqual(list(client.instances()), [])
+        self.assertTrue(daemon.url)
+
+    def test_the_command_line_answers_with_json_and_exit_codes(self):
+        daemon = self.daemon()
+        self.engine(daemon, "a")
+
+        def run(*words, url=daemon.tap()):
+            done = subprocess.run([sys.executable, "-m", "kvplane", "--url", url, *words], text=True,
+                                  env={**os.environ, "PYTHONPATH": PACKAGE}, capture_output=True, timeout=harness.DEADLINE_S)
+            return done.returncode, done.stdout, done.stderr
+
+        code, out, _ = run("sleep", "level=2", "instance=a")
+        self.assertEqual((code, json.loads(out)["level"]), (0, 2))
+        code, out, _ = run("get", "/is_sleeping")
+        self.assertEqual((code, json.loads(out)["is_sleeping"]), (0, True))
+        self.assertEqual(run("wake_up", "tags=weights", "tags=kv_cache")[0], 0)
+        code, _, err = run("sleep", "level=9")
+        self.assertEqual(code, 1)
+        self.assertIn("level", err)
+        self.assertEqual(run("sleep", "level")[0], 2)
+        self.assertEqual(run("sleep", url="ftp://x")[0], 2)
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            self.assertEqual(run("sleep", url=f"http://127.0.0.1:{nobody.getsockname()[1]}")[0], 3)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
