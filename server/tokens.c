@@ -72,7 +72,7 @@ kvb_status_t kvp_tokens_read(const char *path, struct kvp_http_token tokens[KVP_
         (void)snprintf(error, KVP_CONFIG_ERROR_MAX, "token-file: %s: %s", path, strerror(errno));
         return KVB_ERR_IO;
     }
-    struct kvp_http_token read[KVP_HTTP_TOKENS_MAX];
+    struct kvp_http_token read[KVP_HTTP_TOKENS_MAX] = {0};
     char line[LINE_BYTES];
     const char *why = NULL;
     uint32_t n = 0;

@@ -193,8 +193,8 @@ static kvb_status_t copy_tokens(struct kvp_http *http, const struct kvp_http_tok
     pthread_mutex_lock(&http->lock);
     explicit_bzero(http->tokens, sizeof http->tokens);
     for (uint32_t i = 0; i < ntokens; i++) {
-        http->tokens[i] = tokens[i];
-        http->tokens[i].secret[KVP_HTTP_TOKEN_MAX - 1] = '\0';
+        http->tokens[i].role = tokens[i].role; /* and zeroes behind the secret: all is compared */
+        (void)snprintf(http->tokens[i].secret, KVP_HTTP_TOKEN_MAX, "%s", tokens[i].secret);
     }
     http->ntokens = ntokens;
     pthread_mutex_unlock(&http->lock);
