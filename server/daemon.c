@@ -473,11 +473,14 @@ static kvb_status_t create_http(struct kvp_daemon *daemon)
 {
     const struct kvp_config *config = daemon->config;
     const struct kvp_rest_config rest = kvp_config_rest(config);
-    const struct kvp_http_config http = {.routes = &kvp_route_table,
-                                         .parsing_since_ns = daemon->parsing_since_ns,
-                                         .inbox = kvp_control_inbox(daemon->control),
-                                         .ops = &http_ops,
-                                         .ctx = daemon};
+    const struct kvp_cluster_config cluster = kvp_config_cluster(config);
+    const struct kvp_http_config http = {
+        .routes = &kvp_route_table,
+        .fds_reserved = kvp_program_descriptors(&cluster, (uint32_t)config->sessions_max),
+        .parsing_since_ns = daemon->parsing_since_ns,
+        .inbox = kvp_control_inbox(daemon->control),
+        .ops = &http_ops,
+        .ctx = daemon};
     return kvp_rest_start(&daemon->rest, &rest, &http, daemon->metrics);
 }
 

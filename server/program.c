@@ -26,6 +26,12 @@
 enum {
     ENDPOINTS_MAX = 32,
     ALIVE_MS = 1000, /* between two signs of life for a watchdog */
+    /* Descriptors. */
+    FDS_OWN = 128,     /* files, listeners, loops and threads, etcd, a dump */
+    FDS_SESSION = 4,   /* of an engine's session: its socket, and memory that it hands over */
+    FDS_NODE = 4,      /* lanes to a store node */
+    FDS_UNPROVEN = 64, /* of each I/O thread, beside lanes-max */
+    FDS_NODES = 256,   /* store nodes */
 };
 
 static kvb_status_t choose_fault(const char *fault)
@@ -73,6 +79,18 @@ kvb_status_t kvp_program_memory(uint64_t bytes)
         return KVB_ERR_NO_MEMORY;
     }
     return KVB_OK;
+}
+
+uint32_t kvp_program_descriptors(const struct kvp_cluster_config *config, uint32_t sessions)
+{
+    uint64_t n = FDS_OWN + (uint64_t)sessions * FDS_SESSION;
+    if (config->cluster_listen[0] != '\0') {
+        n += config->io_threads * (config->lanes_max + FDS_UNPROVEN);
+    }
+    if (config->etcd[0] != '\0') {
+        n += FDS_NODES * FDS_NODE;
+    }
+    return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
 }
 
 void kvp_program_notify(const char *state)

@@ -27,6 +27,10 @@ void kvp_program_alive(uint64_t now_ns, uint64_t *told_ns);
 /* A share of so many bytes fits into this machine. NO_MEMORY: it does not; logged. */
 KVB_MUST_USE kvb_status_t kvp_program_memory(uint64_t bytes);
 
+/* Descriptors that a process wants at most, beside its HTTP connections: for its lanes if it is of
+ * a cluster, and for so many sessions of engines. */
+uint32_t kvp_program_descriptors(const struct kvp_cluster_config *config, uint32_t sessions);
+
 /* A listener at HOST:PORT (checked before), and the address of it: with the port it got. */
 #define KVP_ADDRESS_MAX 256
 KVB_MUST_USE kvb_status_t kvp_program_listen(const char *listen, int *fd_p,

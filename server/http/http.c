@@ -163,20 +163,28 @@ static void log_line(void *cls, const char *format, va_list arguments)
     KVB_LOG_LIMITED(DEBUG, "libmicrohttpd", KVB_STR("text", text));
 }
 
-/* What the process's descriptors allow. Reaching that limit instead would stop accept(). */
-static uint32_t connections_allowed(uint32_t wanted, uint32_t servers)
+/* What the process's descriptors allow. Reaching that limit instead would stop accept(), of probes,
+ * too; and of lanes and engines. */
+static uint32_t connections_allowed(const struct kvp_http_config *config)
 {
+    uint32_t wanted = config->connections_max != 0 ? config->connections_max : KVP_HTTP_CONNECTIONS;
+    uint32_t servers = config->servers > 1 ? config->servers : 1;
     struct rlimit files;
 
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY) {
-        rlim_t left = files.rlim_cur > KVP_HTTP_FDS_RESERVED
-                          ? files.rlim_cur - KVP_HTTP_FDS_RESERVED
-                          : files.rlim_cur / 4;
-        left /= servers > 1 ? servers : 1;
+        rlim_t quarter = files.rlim_cur / 4;
+        rlim_t left = files.rlim_cur - quarter > config->fds_reserved
+                          ? files.rlim_cur - config->fds_reserved
+                          : quarter;
+        left /= servers;
         if (wanted > left) {
-            KVB_LOG(WARN, "fewer connections than configured: too few descriptors",
-                    KVB_U64("configured", wanted), KVB_U64("allowed", left),
-                    KVB_U64("nofile", files.rlim_cur));
+            KVB_LOG(
+                WARN,
+                "fewer connections than configured: too few descriptors; raise their limit "
+                "(LimitNOFILE=, ulimit -n), or lower connections-max, sessions-max or lanes-max",
+                KVB_U64("connections_max", wanted), KVB_U64("allowed", left),
+                KVB_U64("nofile", files.rlim_cur),
+                KVB_U64("needed", (uint64_t)wanted * servers + config->fds_reserved));
             wanted = (uint32_t)left;
         }
     }
@@ -314,10 +322,7 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
     const char *address = config->address != NULL ? config->address : "127.0.0.1";
     http->config = *config;
     kvp_connections_init(
-        &http->connections,
-        connections_allowed(config->connections_max != 0 ? config->connections_max
-                                                         : KVP_HTTP_CONNECTIONS,
-                            config->servers),
+        &http->connections, connections_allowed(config),
         (config->receive_timeout_s != 0 ? config->receive_timeout_s : KVP_HTTP_RECEIVE_S) *
             KVB_NS_PER_S);
     http->id = kvb_id_draw(config->random);

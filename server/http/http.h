@@ -26,20 +26,19 @@
  * for an answer (503), so a probe always gets in), requests of one address that wait (503) and time
  * (idle and slow ones are closed).
  */
-#define KVP_HTTP_TARGET_MAX   (8u << 10)   /* bytes of path and query */
-#define KVP_HTTP_HEADER_MAX   (32u << 10)  /* bytes of request line and headers together */
-#define KVP_HTTP_HEADERS_MAX  100          /* header lines */
-#define KVP_HTTP_BODIES_MAX   (256u << 20) /* bytes of all bodies held at one time */
-#define KVP_HTTP_DISCARD_MAX  (64u << 20)  /* refused bodies are read to their end up to this */
-#define KVP_HTTP_SEND_NS      (5 * KVB_NS_PER_S) /* an answer that is read at all is read so soon */
-#define KVP_HTTP_TOKEN_MAX    256                /* bytes of a token, NUL included */
-#define KVP_HTTP_TOKENS_MAX   64
-#define KVP_HTTP_CONNECTIONS  4096 /* default of connections_max */
-#define KVP_HTTP_RECEIVE_S    300  /* default of receive_timeout_s */
-#define KVP_HTTP_IDLE_S       150  /* default of idle_timeout_s; more than any client keeps one */
-#define KVP_HTTP_FDS_RESERVED 128  /* descriptors left to the rest of the process */
-#define KVP_HTTP_STREAMS_MAX  64   /* streams at a time */
-#define KVP_HTTP_STOP_MS      5000 /* slow readers get this long for their answer at stop */
+#define KVP_HTTP_TARGET_MAX  (8u << 10)   /* bytes of path and query */
+#define KVP_HTTP_HEADER_MAX  (32u << 10)  /* bytes of request line and headers together */
+#define KVP_HTTP_HEADERS_MAX 100          /* header lines */
+#define KVP_HTTP_BODIES_MAX  (256u << 20) /* bytes of all bodies held at one time */
+#define KVP_HTTP_DISCARD_MAX (64u << 20)  /* refused bodies are read to their end up to this */
+#define KVP_HTTP_SEND_NS     (5 * KVB_NS_PER_S) /* an answer that is read at all is read so soon */
+#define KVP_HTTP_TOKEN_MAX   256                /* bytes of a token, NUL included */
+#define KVP_HTTP_TOKENS_MAX  64
+#define KVP_HTTP_CONNECTIONS 4096 /* default of connections_max */
+#define KVP_HTTP_RECEIVE_S   300  /* default of receive_timeout_s */
+#define KVP_HTTP_IDLE_S      150  /* default of idle_timeout_s; more than any client keeps one */
+#define KVP_HTTP_STREAMS_MAX 64   /* streams at a time */
+#define KVP_HTTP_STOP_MS     5000 /* slow readers get this long for their answer at stop */
 /* libmicrohttpd's memory of one connection, which it clears after each request: it is to hold the
  * largest head that we judge, and the answer's, and not much else. */
 #define KVP_HTTP_CONNECTION_MEM (40u << 10)
@@ -89,9 +88,11 @@ struct kvp_http_config {
     uint32_t ntokens;
     struct kvp_tls *tls;             /* NULL: none is spoken. It takes a reference of its own */
     uint32_t connections_max;        /* 0: KVP_HTTP_CONNECTIONS; never more than RLIMIT_NOFILE
-                                        less KVP_HTTP_FDS_RESERVED allows */
+                                        less fds_reserved allows, or a
+                                        quarter of that */
     uint32_t connections_per_ip_max; /* 0: no limit of its own */
     uint32_t requests_each_max;      /* requests of one address that wait; 0: no limit of its own */
+    uint32_t fds_reserved;           /* descriptors that the rest of the process may want */
     uint32_t servers;                /* that share the process's descriptors; 0: one */
     uint32_t idle_timeout_s;         /* 0: KVP_HTTP_IDLE_S */
     uint32_t receive_timeout_s;      /* for a request, or a TLS handshake, to be whole; 0:

@@ -419,7 +419,9 @@ static kvb_status_t create_rest(struct kvp_store *store)
         return status;
     }
     const struct kvp_rest_config rest = kvp_store_config_rest(config);
+    const struct kvp_cluster_config cluster = kvp_store_config_cluster(config);
     const struct kvp_http_config http = {.routes = &kvp_store_route_table,
+                                         .fds_reserved = kvp_program_descriptors(&cluster, 0),
                                          .inbox = kvp_node_control_inbox(store->control),
                                          .ops = &http_ops,
                                          .ctx = store};

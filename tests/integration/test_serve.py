@@ -10,11 +10,25 @@ import socket
 import subprocess
 import time
 import unittest
+import unittest.mock
 
 import harness
 
 
 class Serve(harness.Case):
+    def test_too_few_descriptors_are_told_with_what_would_be_enough(self):
+        limited = os.path.join(self.directory, "limited")
+        with open(limited, "w", encoding="utf-8") as script:
+            script.write(f'#!/bin/sh\nulimit -n 1000 && exec {os.path.abspath(harness.PROGRAM)} "$@"\n')
+        os.chmod(limited, 0o755)
+        with unittest.mock.patch.object(harness, "PROGRAM", limited):
+            few = self.daemon(name="few", socket_name="few.sock")
+            enough = self.daemon("--connections-max", "800", "--sessions-max", "10")
+        few.says("fewer connections than configured")
+        few.says("allowed=250 nofile=1000 needed=5248")  # 4096, of 256 sessions, and its own
+        self.assertNotIn("fewer connections than configured", enough.stderr())  # it is ready
+        self.clean(few, enough)
+
     def test_health_is_bad_before_an_engine_attaches_and_after_it_died(self):
         daemon = self.daemon()
         self.assertEqual(daemon.get("/livez")[0], 200)

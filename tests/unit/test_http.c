@@ -965,6 +965,33 @@ static void crowd(const char *text)
     rest_stop(&rest);
 }
 
+Test(http_own, connections_leave_descriptors_to_the_rest_of_the_process)
+{
+    static const struct {
+        uint32_t reserved, allowed;
+    } cases[] = {{500, 200}, {5000, 175}}; /* a quarter at least */
+    enum { OVER = 60, MOST = 200 + OVER };
+
+    for (int c = 0; c < 2; c++) {
+        struct kvp_http_config config = {.fds_reserved = cases[c].reserved};
+        int n = (int)cases[c].allowed + OVER;
+        int fds[MOST], closed = 0;
+        cr_assert_eq(setrlimit(RLIMIT_NOFILE, &(struct rlimit){700, 700}), 0);
+        rest_start(&rest, &config, 0);
+        for (int i = 0; i < n; i++) {
+            fds[i] = http_connect(rest.port);
+            expect_health();
+        }
+        for (int i = 0; i < n; i++) {
+            char byte;
+            closed += recv(fds[i], &byte, 1, MSG_DONTWAIT) == 0;
+            close(fds[i]);
+        }
+        cr_expect(closed >= OVER && closed <= OVER + 5, "%d closed", closed);
+        rest_stop(&rest);
+    }
+}
+
 Test(http_own, idle_connections_beyond_the_limit_make_room)
 {
     crowd("");
