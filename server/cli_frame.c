@@ -75,7 +75,7 @@ static const struct kvp_column of_instances[] = {
     {"BLOCKS", "load.blocks_held", kvp_cell_count, true},
     {"VERSION", "weight_version", kvp_cell_text, false},
     {"SHARED AS", "lineage.weights_name", put_name, false},
-    {NULL},
+    {.head = NULL},
 };
 
 static void put_instances(const struct kvp_frame *frame, const json_t *instances, FILE *out)
@@ -160,7 +160,7 @@ static const struct kvp_column of_nodes[] = {
     {"OBJECTS", "objects", kvp_cell_count, true},
     {"PUT", "", kvp_cell_puts, false},
     {"GET", "", kvp_cell_gets, false},
-    {NULL},
+    {.head = NULL},
 };
 
 /* ---- operations ---- */
@@ -200,7 +200,7 @@ static const struct kvp_column of_operations[] = {
     {"RESULT", "result", kvp_cell_text, false},
     {"TOOK", "elapsed_ms", kvp_cell_took, true},
     {"MESSAGE", "message", kvp_cell_text, false},
-    {NULL},
+    {.head = NULL},
 };
 
 static void put_operations(struct kvp_frame *frame, const json_t *operations, size_t width,

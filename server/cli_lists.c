@@ -19,14 +19,14 @@ static const struct kvp_column of_regions[] = {
     {"BYTES", "bytes", kvp_cell_bytes, true},
     {"PINNED", "pinned_bytes", kvp_cell_bytes, true},
     {"TRANSFERS", "transfers", kvp_cell_count, true},
-    {NULL},
+    {.head = NULL},
 };
 
 static const struct kvp_column of_queues[] = {
     {"INSTANCE", "instance", kvp_cell_text, false},   {"RANK", "rank", kvp_cell_count, true},
     {"QUEUE", "queue", kvp_cell_text, false},         {"QUEUED", "queued", kvp_cell_count, true},
     {"RUNNING", "running", kvp_cell_count, true},     {"BYTES", "bytes", kvp_cell_bytes, true},
-    {"OLDEST", "oldest_age_ms", kvp_cell_took, true}, {NULL},
+    {"OLDEST", "oldest_age_ms", kvp_cell_took, true}, {.head = NULL},
 };
 
 static const struct kvp_column of_objects[] = {
@@ -38,7 +38,7 @@ static const struct kvp_column of_objects[] = {
     {"PIN", "pin", kvp_cell_text, false},
     {"LINEAGE", "lineage", kvp_cell_text, false},
     {"LAYOUT", "layout", kvp_cell_text, false},
-    {NULL},
+    {.head = NULL},
 };
 
 static const struct view {

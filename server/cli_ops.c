@@ -24,7 +24,7 @@ static const struct kvp_column columns[] = {
     {"ID", "id", kvp_cell_count, false},         {"OPERATION", "operation", kvp_cell_text, false},
     {"INSTANCE", "", put_whose, false},          {"STATUS", "status", kvp_cell_text, false},
     {"RESULT", "result", kvp_cell_text, false},  {"STEP", "step", kvp_cell_text, false},
-    {"TOOK", "elapsed_ms", kvp_cell_took, true}, {NULL},
+    {"TOOK", "elapsed_ms", kvp_cell_took, true}, {.head = NULL},
 };
 
 static int list(struct kvp_cli *cli)

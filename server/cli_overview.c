@@ -41,13 +41,13 @@ static const struct kvp_column of_nodes[] = {
     {"PUT", "", kvp_cell_puts, false},
     {"GET", "", kvp_cell_gets, false},
     {"LAST SEEN", "last_seen_s", kvp_cell_ago, true},
-    {NULL},
+    {.head = NULL},
 };
 
 static const struct kvp_column of_tenants[] = {
     {"NAME", "name", kvp_cell_text, false},         {"LINEAGES", "lineages", kvp_cell_length, true},
     {"USED", "used_bytes", kvp_cell_bytes, true},   {"OBJECTS", "objects", kvp_cell_count, true},
-    {"QUOTA", "quota_bytes", kvp_cell_bytes, true}, {NULL},
+    {"QUOTA", "quota_bytes", kvp_cell_bytes, true}, {.head = NULL},
 };
 
 static const struct kvp_column of_instances[] = {
@@ -57,7 +57,7 @@ static const struct kvp_column of_instances[] = {
     {"AS OF", "age_s", kvp_cell_as_of, false},
     {"VERSION", "weight_version", kvp_cell_text, false},
     {"SHARED AS", "weights_name", kvp_cell_text, false},
-    {NULL},
+    {.head = NULL},
 };
 
 static void rank_state(char *cell, const json_t *rank)
@@ -113,7 +113,7 @@ static const struct kvp_column of_ranks[] = {
     {"PATH", "helper.path", kvp_cell_text, false},
     {"KILLS", "helper.kills", kvp_cell_count, true},
     {"LAST CAUSE", "helper.last_cause", kvp_cell_text, false},
-    {NULL},
+    {.head = NULL},
 };
 
 static void print_ranks(const json_t *instances)

@@ -87,7 +87,7 @@ Test(cli, a_table_is_as_wide_as_its_cells_and_aligned_as_its_columns_say)
     static const struct kvp_column columns[] = {
         {"NAME", "name", kvp_cell_text, false},  {"N", "", number_of, true},
         {"WHO", "of.who", kvp_cell_text, false}, {"TOOK", "ms", kvp_cell_took, true},
-        {"LAST", "x.y", kvp_cell_text, false},   {NULL},
+        {"LAST", "x.y", kvp_cell_text, false},   {.head = NULL},
     };
     static const char *const titles[] = {NULL, "those"};
     static const char *const want[] = {"NAME      N  WHO     TOOK  LAST\n"

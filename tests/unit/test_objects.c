@@ -361,7 +361,7 @@ static void list_pages(const char *query, unsigned limit, char *keys, size_t cap
         }
         const json_t *silent = json_object_get(asked.body, "silent");
         cr_expect_eq(json_integer_value(json_object_get(asked.body, "nodes_silent")),
-                     json_array_size(silent));
+                     (json_int_t)json_array_size(silent));
         json_array_foreach(silent, i, row)
         {
             size_t used = strlen(keys);
