@@ -21,7 +21,8 @@ class Authority:
 
     @staticmethod
     def openssl(*args):
-        subprocess.run(["openssl", *args], check=True, capture_output=True, timeout=harness.DEADLINE_S)
+        run = subprocess.run(["openssl", *args], capture_output=True, text=True, timeout=harness.DEADLINE_S, check=False)
+        assert run.returncode == 0, (args, run.returncode, run.stderr)
 
     def sign(self, name, expired=False, usage="serverAuth,clientAuth"):
         """Certificate and key for 127.0.0.1, without a common name (etcd's gateway takes one for a user)."""
