@@ -173,7 +173,7 @@ class Life(PageCase):
         self.assertIn("leaves its lineage", self.browser.text("#confirm"))
         self.browser.tell("press", key="Escape")
         self.browser.until("the dialog has closed", "!document.querySelector('#confirm').open")
-        self.assertEqual(self.browser.js("document.activeElement.dataset.do"), "sleep1")
+        self.browser.until("the focus is back", "document.activeElement.dataset.do === 'sleep1'")
         self.assertEqual(daemon.get("/v1/kvplane/operations")[1]["operations"], [])
 
         # By keyboard alone. It is held where it asks the engine, so that it is seen on its way.
@@ -200,7 +200,7 @@ class Life(PageCase):
                                       ".querySelector('.rank').innerText.replace(/\\s+/g, ' '))")
         self.browser.until("who left", "document.querySelector('[data-tenant=default]').innerText"
                                        ".includes('for sleep')")
-        self.assertEqual(self.browser.js("document.activeElement.dataset.do"), "sleep1")
+        self.browser.until("the focus is back", "document.activeElement.dataset.do === 'sleep1'")
 
         engine.popen.send_signal(signal.SIGSTOP)
         self.browser.verb("wake", "engine-0")
@@ -233,7 +233,7 @@ class Life(PageCase):
         self.browser.told("Reset the prefix cache of b: done")
         self.browser.verb("release", "b")
         self.browser.state("b", "asleep")
-        self.assertIn("in part", self.browser.text("article[data-instance=b] .state"))
+        self.browser.until("in part", "document.querySelector('article[data-instance=b] .state').innerText.includes('in part')")
         self.browser.verb("wake", "b")
         self.browser.state("b", "awake")
         self.browser.verb("sleep2", "b")
@@ -271,7 +271,7 @@ class Life(PageCase):
         self.browser.until("the failure", "document.querySelector('#failed')?.innerText"
                                           ".includes('repeat when it has attached again')")
         self.browser.told("Pause of engine-0 failed")
-        self.assertIn("in trouble", self.browser.text("#summary"))
+        self.browser.until("in trouble", "document.querySelector('#summary').innerText.includes('in trouble')")
         self.browser.shot("failed")
         self.accessible("a failure")
         self.nothing_wrong()
@@ -471,7 +471,7 @@ class Hostile(PageCase):
                 self.browser.js("document.querySelector('button').click()")
                 self.browser.until("the form was sent", "location.port === "
                                                         f"'{daemon.port}'")
-                self.assertIn("page of another site", self.browser.text("body"))
+                self.browser.until("it was refused", "document.body?.innerText.includes('page of another site')")
             evil.shutdown()
         self.assertEqual(daemon.get("/v1/kvplane/operations")[1]["operations"], [])
         state = daemon.instance("engine-0")
