@@ -43,7 +43,7 @@ static const struct kvp_loop_ops ops = {
 
 static void setup(void)
 {
-    (void)alarm(20);
+    (void)alarm(120);
     kvp_loop_hold_signals();
     cr_assert_eq(kvp_loop_create(&ops, NULL, &loop), KVB_OK);
 }
