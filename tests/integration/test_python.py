@@ -74,7 +74,7 @@ class Python(harness.Case):
         self.assertEqual(again.exception.label, failed.exception.label)
 
     def test_an_operation_is_followed_and_cancelled(self):
-        daemon = self.daemon("--drain-bound", "3s")
+        daemon = self.daemon("--drain-bound", "8s")
         self.engine(daemon, "a", "--misbehave", "pause-never")
         operation = self.client(daemon).begin("sleep", level=1)
         states = operation.progress(every_s=0.05)
@@ -91,7 +91,8 @@ class Python(harness.Case):
         self.assertGreaterEqual(len({one["id"] for one in client.operations()}), 101)
 
     def test_events_go_on_where_they_were_when_the_daemon_is_back(self):
-        daemon = self.daemon()
+        port = harness.free_ports(1)[0]
+        daemon = self.daemon(listen=f"127.0.0.1:{port}")
         engine = self.engine(daemon, "a")
         client = kvplane.Client(daemon.url, timeout_s=harness.DEADLINE_S)
         self.addCleanup(client.close)
@@ -99,7 +100,7 @@ class Python(harness.Case):
         client.sleep()
         self.assertTrue(any(one["kind"] == "sleep" for one in events))
         daemon.kill(signal.SIGTERM)
-        self.daemon("--listen", f"{daemon.host}:{daemon.port}", name="again")
+        self.daemon(listen=f"127.0.0.1:{port}", name="again")
         engine.event("attached")  # again, by itself
         client.pause()
         self.assertTrue(any(one["kind"] == "pause" for one in events))
