@@ -6,6 +6,7 @@ import json
 import random
 import resource
 import signal
+import socket
 import threading
 import time
 
@@ -66,6 +67,10 @@ class Fault:
                 thing.busy.release()
 
 
+def _mortal(fault, slots):
+    return [slot for slot in slots if slot not in fault.stage.spared]
+
+
 def _kill(fault, slot, signum=signal.SIGKILL):
     fault.note(slot.name)
     with slot.hurt():
@@ -76,13 +81,13 @@ def _kill(fault, slot, signum=signal.SIGKILL):
 
 
 def kill(fault):
-    slot = fault.take(fault.stage.slots)
+    slot = fault.take(_mortal(fault, fault.stage.slots))
     return slot is not None and _kill(fault, slot)
 
 
 def end(fault):
     """As its supervisor asks it: it has a while, and its exit code is judged."""
-    slot = fault.take(fault.stage.daemons + fault.stage.stores + fault.stage.engines)
+    slot = fault.take(_mortal(fault, fault.stage.daemons + fault.stage.stores + fault.stage.engines))
     if slot is None:
         return False
     fault.note(slot.name)
@@ -113,7 +118,7 @@ def stop(fault):
 
 def skew(fault):
     """Its next life has another clock."""
-    slot = fault.take(fault.stage.slots)
+    slot = fault.take(_mortal(fault, fault.stage.slots))
     with open("/proc/uptime", encoding="utf-8") as up:
         back = -int(float(up.read().split()[0]) / 2)
     ahead = (86400, 400 * 86400, 61, back)[fault.row["more"] % 4]
@@ -180,7 +185,7 @@ def etcd_frozen(fault):
     return _etcd_all(fault, lambda member: member.signal(signal.SIGSTOP), lambda member: member.signal(signal.SIGCONT))
 
 
-def _ask_etcd(member, path, body):
+def ask_etcd(member, path, body):
     port = int(member.process.url.rsplit(":", 1)[1])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
@@ -198,53 +203,82 @@ def etcd_compacted(fault):
     if member is None or member.down:
         return False
     fault.note(member.name)
-    code, answer = _ask_etcd(member, "/v3/kv/range", {"key": "AA=="})
+    code, answer = ask_etcd(member, "/v3/kv/range", {"key": "AA=="})
     if code != 200:
         return False
-    code, _ = _ask_etcd(member, "/v3/kv/compaction", {"revision": answer["header"]["revision"], "physical": True})
-    _ask_etcd(member, "/v3/maintenance/defragment", {})
+    code, _ = ask_etcd(member, "/v3/kv/compaction", {"revision": answer["header"]["revision"], "physical": True})
+    ask_etcd(member, "/v3/maintenance/defragment", {})
     return code == 200
 
 
-def _hungry(slot, n=24):
-    """How many of n connections at once get no answer of 200."""
-    failed, open_ = 0, []
-    for _ in range(n):
-        connection = http.client.HTTPConnection(slot.process.host, slot.process.port, timeout=1)
-        open_.append(connection)
-        try:
-            connection.request("GET", "/metrics")
-        except OSError:
-            pass
-    for connection in open_:
-        try:
-            failed += connection.getresponse().status != 200
-        except (OSError, http.client.HTTPException):
-            failed += 1
-        connection.close()
-    return failed
+CROWD = 100
+BODY_BYTES = 512 << 10
 
 
-def _limited(fault, what, room):
+def crowd(slot):
+    """Many connections at once, each of which has sent but the last byte of a request, to a daemon of a large one."""
+    body_bytes = BODY_BYTES if slot.role == "daemon" else 0
+    connections = []
+    for _ in range(CROWD):
+        connection = socket.socket()
+        connections.append(connection)
+        connection.settimeout(0.5)
+        try:
+            connection.connect((slot.process.host, slot.process.port))
+            connection.sendall(b"POST /update_weights?instance=nobody HTTP/1.1\r\nHost: chaos\r\nContent-Type: application/json\r\n"
+                               b"Content-Length: %d\r\n\r\n" % (body_bytes + 1) + b" " * body_bytes)
+        except OSError:  # it takes no more
+            break
+    return connections
+
+
+def _refused(connection):
+    """It was closed, or answered before its end."""
+    connection.setblocking(False)
+    try:
+        connection.recv(4096)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _limited(fault, what, room, had_effect):
     slot = fault.take(fault.stage.daemons + fault.stage.stores)
     if slot is None or slot.down:
         return False
     fault.note(slot.name)
+    slot.suffered.add(fault.row["kind"])
     with slot.hurt():
-        old = limit(slot, what, room(slot))
-        failed = _hungry(slot)
-        fault.hold()
+        most = room(slot)
+        old = limit(slot, what, most)
+        connections = crowd(slot)
+        effect, end = False, time.monotonic() + fault.row["seconds"]
+        while time.monotonic() < end or not effect and time.monotonic() < end + 1:
+            effect = effect or had_effect(slot, most, connections)
+            time.sleep(0.05)
         resource.prlimit(slot.process.pid, what, old)
-    return failed > 0
+        for connection in connections:
+            connection.close()
+    return effect
 
 
 def descriptors(fault):
-    return _limited(fault, resource.RLIMIT_NOFILE, lambda slot: slot.process.fds() + fault.row["more"] % 4)
+    """It has as many as it may, and would have more: connections wait."""
+    return _limited(fault, resource.RLIMIT_NOFILE, lambda slot: slot.process.fds() + fault.row["more"] % 4,
+                    lambda slot, most, connections: slot.process.fds() >= most)
 
 
 def memory(fault):
-    return _limited(fault, resource.RLIMIT_AS,
-                    lambda slot: (slot.process.status_kib("VmSize") + fault.row["more"] % 256) << 10)
+    """It would need more than it may have: it says so, or sends somebody away."""
+    said = {}
+
+    def room(slot):
+        said[slot] = slot.process.stderr().count("emory")
+        return (slot.process.status_kib("VmSize") + fault.row["more"] % 256) << 10
+    return _limited(fault, resource.RLIMIT_AS, room, lambda slot, most, connections: slot.process.stderr().count("emory")
+                    > said[slot] or any(_refused(connection) for connection in connections))
 
 
 # kind: what it does, how often beside others, seconds

@@ -44,6 +44,7 @@ class Slot:
         self.down = True  # by our hand
         self.hurt_ns = 0  # it was hurt then, or is (hurting), so nothing is promised of its answers
         self.hurting = 0
+        self.suffered = set()  # kinds of faults that explain what it says
 
     def start(self):
         """Until it is ready; it may take until others are mended, and end for want of them, as its supervisor knows."""
@@ -145,6 +146,7 @@ class Stage:
         self.ending = threading.Event()
         self.proxies, self.links, self.slots = [], [], []
         self.clocks = {}
+        self.spared = ()  # slots that are hurt, but not killed: whose figures can be compared over the whole run
 
     # ---- building ----
 
