@@ -108,3 +108,70 @@ Test(tcp_memory, a_new_address_is_taken_whole_or_not_at_all)
     tcp_sim_close(rig);
     free(rig);
 }
+
+/* ---- an engine's memory that is not there any more ---- */
+
+static uint64_t gone_after = UINT64_MAX; /* so many more accesses, and the next one finds it gone */
+static bool gone_hit;
+
+static bool gone(void)
+{
+    if (gone_after == UINT64_MAX || gone_after-- > 0) {
+        return false;
+    }
+    gone_after = UINT64_MAX;
+    gone_hit = true;
+    return true;
+}
+
+kvb_status_t __real_kvt_region_read(struct kvt_region *region, uint64_t offset, void *to,
+                                    size_t len);
+kvb_status_t __wrap_kvt_region_read(struct kvt_region *region, uint64_t offset, void *to,
+                                    size_t len);
+kvb_status_t __wrap_kvt_region_read(struct kvt_region *region, uint64_t offset, void *to,
+                                    size_t len)
+{
+    return gone() ? KVB_ERR_GENERATION : __real_kvt_region_read(region, offset, to, len);
+}
+kvb_status_t __real_kvt_region_write(struct kvt_region *region, uint64_t offset, const void *from,
+                                     size_t len);
+kvb_status_t __wrap_kvt_region_write(struct kvt_region *region, uint64_t offset, const void *from,
+                                     size_t len);
+kvb_status_t __wrap_kvt_region_write(struct kvt_region *region, uint64_t offset, const void *from,
+                                     size_t len)
+{
+    return gone() ? KVB_ERR_GENERATION : __real_kvt_region_write(region, offset, from, len);
+}
+
+/* At each piece of a body: its transfer fails and says why, the connection and the others stay. */
+Test(tcp_memory, a_region_that_is_gone_in_the_middle_of_a_body_fails_its_transfer_alone)
+{
+    struct tcp_sim *rig = calloc(1, sizeof *rig);
+    tcp_sim_open(rig, NULL);
+    tcp_sim_peer(rig, (struct kvt_tcp_peer_config){0});
+    cr_assert_eq(tcp_sim_run(rig, RIG_PUT, 0, KIB(100)), KVB_OK);
+    uint32_t ups = rig->ups;
+    static const uint64_t lens[] = {100, KIB(3), KIB(100)};
+    uint32_t hits = 0;
+    for (int get = 0; get < 2; get++) {
+        for (size_t l = 0; l < sizeof lens / sizeof lens[0]; l++) {
+            gone_hit = true;
+            for (uint64_t n = 0; gone_hit; n++) {
+                gone_hit = false;
+                gone_after = n;
+                kvb_status_t status = tcp_sim_run(rig, get ? RIG_GET : RIG_PUT, 0, lens[l]);
+                gone_after = UINT64_MAX;
+                hits += gone_hit;
+                cr_assert_eq(status, gone_hit ? KVB_ERR_GENERATION : KVB_OK, "%d, %lu bytes: %s",
+                             get, lens[l], kvb_status_label(status));
+                cr_assert_eq(rig->peer->in_flight, 0);
+                cr_assert_eq(tcp_sim_run(rig, RIG_PUT, 0, lens[l]), KVB_OK);
+            }
+        }
+    }
+    cr_assert_gt(hits, 2);
+    cr_assert_eq(rig->ups, ups, "the connection stays");
+    cr_assert_eq(rig->node.running, 0);
+    tcp_sim_close(rig);
+    free(rig);
+}
