@@ -259,3 +259,8 @@ Test(core_memory, no_more_memory_at_all_is_survived)
 {
     fail_everything(true);
 }
+
+Test(core_memory, there_may_be_no_shard_to_destroy)
+{
+    kvs_core_destroy(NULL);
+}

@@ -102,6 +102,7 @@ static void each_place(int error, uint32_t nth)
 Test(share_calls, a_share_is_whole_or_not_at_all)
 {
     kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, -1);
+    kvs_share_destroy(NULL);                  /* of one that could not be made */
     for (uint32_t nth = 1; nth <= 6; nth++) { /* of two shards, and their parts */
         each_place(ENOMEM, nth);
     }

@@ -104,6 +104,7 @@ Test(tcp_memory, a_new_address_is_taken_whole_or_not_at_all)
     cr_assert(fail_alloc_disarm());
     cr_assert_eq(tcp_sim_run(rig, RIG_PUT, 0, KIB(1)), KVB_OK, "the old one stays");
     cr_assert_eq(kvt_tcp_peer_set_address(rig->peer, "nothing"), KVB_ERR_INVALID);
+    kvt_tcp_server_destroy(NULL); /* of one that could not be made */
     cr_assert_eq(kvt_tcp_peer_set_address(rig->peer, "h:2"), KVB_OK);
     tcp_sim_close(rig);
     free(rig);
