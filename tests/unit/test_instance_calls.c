@@ -234,3 +234,51 @@ Test(instance_calls, a_fleet_that_ends_at_any_moment_answers_everything_once)
         }
     }
 }
+
+/* One asks, one joins, one is refused at once, one waits for what was asked: each is told once, or
+ * has NO_MEMORY and is not told; and what was asked for runs as if the others had not been. */
+Test(instance_calls, who_cannot_be_told_is_refused_at_once)
+{
+    static const char *const words[] = {"sleep 1", "sleep 1", "reset at_once", "wake"};
+    enum { ASKS = 4, AWAITS = ASKS, ALL };
+    for (uint32_t nth = 1; nth <= 4; nth++) {
+        FAIL_CALLS_EACH(nth)
+        {
+            struct world w;
+            struct told told[ALL];
+            kvb_status_t begun[ALL];
+            uint64_t id = UINT64_MAX;
+            fail_calls_pause();
+            world_open(&w, 1, true);
+            sim_reserve_timers(&w.sim.sched);
+            fail_calls_resume();
+            for (int i = 0; i < ALL; i++) {
+                told[i] = (struct told){.world = &w};
+            }
+            for (int i = 0; i < ASKS; i++) {
+                struct kvp_ask asked = world_ask(words[i]);
+                begun[i] = kvp_fleet_request(w.fleet, "a", &asked, "req", world_told_, &told[i],
+                                             i < 2 && id == UINT64_MAX ? &id : NULL);
+            }
+            begun[AWAITS] = id != UINT64_MAX
+                                ? kvp_fleet_await(w.fleet, id, world_told_, &told[AWAITS])
+                                : KVB_ERR_NO_MEMORY;
+            fail_calls_stop();
+            sim_advance(&w.sim, 3600 * 1000);
+            for (int i = 0; i < ALL; i++) {
+                cr_assert(begun[i] == KVB_OK || (fail_hit && begun[i] == KVB_ERR_NO_MEMORY),
+                          "place %zx, %d: %s", fail_calls_place(), i, kvb_status_label(begun[i]));
+                cr_assert_eq(told[i].times, begun[i] == KVB_OK, "place %zx, %d: told %u times",
+                             fail_calls_place(), i, told[i].times);
+                cr_assert(begun[i] != KVB_OK || told[i].status == KVB_OK ||
+                              (i == 2 && told[i].status == KVB_ERR_BUSY) ||
+                              (fail_hit && told[i].status == KVB_ERR_NO_MEMORY),
+                          "place %zx, %d: %s", fail_calls_place(), i,
+                          kvb_status_label(told[i].status));
+            }
+            cr_assert_eq(world_view(&w).is_sleeping,
+                         begun[3] != KVB_OK || told[3].status != KVB_OK);
+            world_close(&w);
+        }
+    }
+}
