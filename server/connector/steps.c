@@ -419,14 +419,15 @@ static void call_rank(struct step_call *call, const void *msg, uint64_t deadline
     }
 }
 
-/* The loop over the ranks a step concerns; `each` asks one. True if somebody was asked. */
+/* The loop over the ranks a step concerns; `each` asks one. True if somebody was asked. One that
+ * has come while the operation ends is none of its: what it says is weighed when all are there. */
 typedef void (*each_fn)(struct kvp_op *op, struct kvp_session_of *session);
 static bool on_ranks(struct kvp_op *op, enum kvp_who who, each_fn each)
 {
     struct kvp_instance *instance = op->instance;
     kvb_assert(op->left == 0);
     for (uint32_t i = 0; i < instance->nsessions; i++) {
-        if (concerns(instance->sessions[i].rank, who)) {
+        if (!instance->sessions[i].fresh && concerns(instance->sessions[i].rank, who)) {
             each(op, &instance->sessions[i]);
         }
     }
@@ -762,9 +763,9 @@ static bool begin_name(struct kvp_op *op)
 static bool begin_unstop(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
-    if (op->before.scheduler == KVP_SCHEDULER_RUNNING) {
+    if (op->before.scheduler == KVP_SCHEDULER_RUNNING && kvp_fsm_all_resident(&op->before)) {
         return on_ranks(op, KVP_WHO_SCHEDULER, ask_resume);
-    }
+    } /* one that ran on what was not there waits for reconcile */
     bool legal = kvp_fsm_scheduler(&instance->fsm, KVP_SCHED_SAYS_PAUSED);
     kvb_assert(legal);
     return false;

@@ -1811,3 +1811,25 @@ Test(instance, what_an_engine_cached_in_a_stay_that_was_left_goes_whoever_attach
         world_close(&w);
     }
 }
+
+Test(instance, a_rank_that_comes_while_an_operation_ends_is_none_of_its)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    OK(&w, "sleep 1");
+    w.engine.fault = FAKE_SILENT; /* rank 1 does not answer RESTORE */
+    w.engine.fault_at = w.engine.ncalls + 2;
+    struct told *told = world_start(&w, "wake");
+    sim_settle(&w.sim);
+    cr_assert_eq(told->times, 0);
+    fake_engine_lose_rank(&w.engine, 0);
+    fake_engine_attach(&w.engine); /* the scheduler, running, with all of its memory */
+    sim_advance(&w.sim, 900000);
+    cr_expect_eq(told->times, 1);
+    for (uint32_t t = 0; t < w.engine.ntags; t++) {
+        cr_expect_eq(w.engine.ranks[0].tags[t].residency, w.engine.ranks[1].tags[t].residency);
+    }
+    OK(&w, "wake");
+    cr_expect(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
