@@ -46,7 +46,8 @@ struct lens {
     uint32_t depth;
     bool store; /* with a coordinator */
     bool fingerprints;
-    bool cancels; /* a client may cancel what it asked for */
+    bool cancels;       /* a client may cancel what it asked for */
+    const char *before; /* of the menu: done already; NULL: nothing */
     const char *menu[MENU_MAX + 1];
 };
 static const struct lens lenses[] = {
@@ -61,6 +62,19 @@ static const struct lens lenses[] = {
      .deaths = 1,
      .depth = 64,
      .menu = {"sleep 1", "sleep 2", "release", "pause keep", "reset", "start", "update", NULL}},
+    /* The same, asleep. */
+    {.name = "asleep",
+     .requests = 1,
+     .faults = 1,
+     .depth = 64,
+     .before = "sleep 1",
+     .menu = {"sleep 1", "wake", "wake weights", "resume", "sleep 2", "release", NULL}},
+    {.name = "wakes",
+     .requests = 1,
+     .deaths = 1,
+     .depth = 64,
+     .before = "sleep 1",
+     .menu = {"sleep 1", "wake", "wake weights", "sleep 2", NULL}},
     /* Undo that fails, too. */
     {.name = "undo", .requests = 1, .faults = 3, .depth = 30, .menu = {"sleep 1", "sleep 2", NULL}},
     /* Who sleeps and wakes, with every failure of a step on the way. */
@@ -288,6 +302,19 @@ static struct call *new_call(void *impl, enum kvb_link_type type, uint64_t deadl
     return call;
 }
 
+/* It is there, and did not come only while an operation that it is no part of ends. */
+static bool scheduler_known(void)
+{
+    const struct kvp_instance *instance = world->instance;
+    for (uint32_t i = 0; i < instance->nsessions; i++) {
+        const struct kvp_session_of *session = &instance->sessions[i];
+        if (session->rank == &world->ranks[0].rank) {
+            return world->ranks[0].link == LINK_UP && !session->fresh;
+        }
+    }
+    return false;
+}
+
 static void rank_call(void *impl, enum kvb_link_type type, const void *msg, uint64_t deadline_ns,
                       kvp_rank_call_fn done, void *arg)
 {
@@ -323,7 +350,7 @@ static void rank_call(void *impl, enum kvb_link_type type, const void *msg, uint
             uint32_t bit = 1u << tag_index(release->tags[i].tag);
             call->tags |= bit;
             call->offload |= release->tags[i].offload ? bit : 0;
-            if (call->commit && !world->engine.paused && world->ranks[0].link == LINK_UP &&
+            if (call->commit && !world->engine.paused && scheduler_known() &&
                 rank->residency[tag_index(release->tags[i].tag)] == KVB_RESIDENT) {
                 search_fail("memory of rank %u is to go while the scheduler runs",
                             rank->rank.index);
@@ -1802,6 +1829,16 @@ static void hash(uint64_t hash_p[2])
     heap_hash(roots, 1, flags, n, clockwork->now_ns, hash_p);
 }
 
+static void all_goes_well(void)
+{
+    while (!quiet() && !search_failed()) {
+        uint16_t choice = follow(WAY_WELL);
+        kvb_assert(choice != SEARCH_NONE);
+        apply(choice);
+        heap_enter();
+    }
+}
+
 static void create(void)
 {
     heap_clear();
@@ -1842,11 +1879,15 @@ static void create(void)
         attach(r);
     }
     settle();
-    while (!quiet() && !search_failed()) { /* until it is open */
-        uint16_t choice = follow(WAY_WELL);
-        kvb_assert(choice != SEARCH_NONE);
-        apply(choice);
-        heap_enter();
+    all_goes_well(); /* until it is open */
+    for (uint32_t m = 0; lens->before != NULL && lens->menu[m] != NULL; m++) {
+        if (strcmp(lens->menu[m], lens->before) == 0) {
+            ask(0, m);
+            settle();
+            all_goes_well();
+            memset(world->requests, 0, sizeof world->requests);
+            world->nrequests = 0;
+        }
     }
     scrub();
     heap_leave();

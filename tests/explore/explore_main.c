@@ -57,9 +57,11 @@ static bool explore(const struct search_model *model, const struct explore_lens 
 }
 
 int explore_main(int argc, char **argv, const struct search_model *model,
-                 const struct explore_lens *lenses, uint32_t nlenses, void (*choose)(uint32_t index))
+                 const struct explore_lens *lenses, uint32_t nlenses,
+                 void (*choose)(uint32_t index))
 {
-    struct options options = {.states_max = 4000000}; /* of 32 bytes, with their table 2 GB at most */
+    struct options options = {.states_max =
+                                  4000000}; /* of 32 bytes, with their table 2 GB at most */
     bool any = false;
     if (!parse(argc, argv, &options)) {
         (void)fprintf(stderr, "usage: %s [--depth N] [--states N] [--lens NAME [--replay TRACE]]\n",

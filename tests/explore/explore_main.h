@@ -13,6 +13,7 @@ struct explore_lens {
 /* The arguments, every lens (or the one named), its line, and the exit status: 0 if nothing was
  * found. choose makes the first state of a lens. */
 int explore_main(int argc, char **argv, const struct search_model *model,
-                 const struct explore_lens *lenses, uint32_t nlenses, void (*choose)(uint32_t index));
+                 const struct explore_lens *lenses, uint32_t nlenses,
+                 void (*choose)(uint32_t index));
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every interleaving of those who use one shard of the real store/core over a transport that moves
- * bytes by itself (DESIGN.md section 5): two writers of one key, a reader that may be slow, one more
- * put that wants the space, a reset, a weight update, a removal, the death of each side, deadlines
- * that pass, and upkeep. The share's bytes are the reference: each page says which put wrote it
- * last. A writer whose connection has ended may go on writing until it is stopped.
+ * bytes by itself (DESIGN.md section 5): two writers of one key, a reader that may be slow, one
+ * more put that wants the space, a reset, a weight update, a removal, the death of each side,
+ * deadlines that pass, and upkeep. The share's bytes are the reference: each page says which put
+ * wrote it last. A writer whose connection has ended may go on writing until it is stopped.
  *
  * In each state: a read that was released as valid delivered one put's bytes, of the key and the
  * lineage that were asked for, and all of them (P2); what is committed keeps its bytes; nothing is
@@ -16,9 +16,8 @@
  */
 #include "explore_main.h"
 #include "heap.h"
-#include "search.h"
-
 #include "memory.h"
+#include "search.h"
 #include "shard.h"
 
 #include "base/assert.h"
@@ -27,15 +26,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VALUE_PAGES 2u
+#define VALUE_PAGES 2u /* at most */
 #define PAGES_MAX   8u
 #define TTL_NS      1000u
 
 /* ---- memory of the shard, in the heap ---- */
 
-#define SEGMENTS  8u
-#define RECORDS   (8u << 10) /* bytes used of each segment: all that are ever made fit */
-#define SMALL     4096u      /* everything but the records */
+#define SEGMENTS 8u
+#define RECORDS  (8u << 10) /* bytes used of each segment: all that are ever made fit */
+#define SMALL    4096u      /* everything but the records */
 
 static uint32_t nmemories; /* of the shard being made; its records are the first */
 
@@ -74,7 +73,7 @@ void kvs_memory_return(struct kvs_memory *memory, size_t offset, size_t len)
 struct lens {
     const char *name;
     uint32_t depth;
-    uint32_t pages;                     /* of the share */
+    uint32_t pages, value;              /* of the share, of each value */
     bool second, filler, reset, update; /* who is there, beside a writer and a reader */
     bool remove, hold, late;            /* late: deadlines pass */
     bool writer_dies, reader_dies, node_dies, revokes;
@@ -83,19 +82,22 @@ static const struct lens lenses[] = {
     {.name = "torn",
      .depth = 40,
      .pages = 4,
+     .value = 2,
      .second = true,
      .filler = true,
      .late = true},
     {.name = "reset",
      .depth = 40,
      .pages = 6,
+     .value = 2,
      .second = true,
      .reset = true,
      .update = true,
      .remove = true},
     {.name = "deaths",
      .depth = 40,
-     .pages = 4,
+     .pages = 2,
+     .value = 2,
      .filler = true,
      .writer_dies = true,
      .reader_dies = true,
@@ -104,14 +106,32 @@ static const struct lens lenses[] = {
     {.name = "node",
      .depth = 40,
      .pages = 4,
+     .value = 2,
      .second = true,
      .node_dies = true,
      .writer_dies = true},
-    {.name = "held", .depth = 40, .pages = 4, .filler = true, .hold = true, .late = true},
-    /* Everybody at once. */
-    {.name = "all",
-     .depth = 11,
+    {.name = "held",
+     .depth = 40,
      .pages = 4,
+     .value = 2,
+     .filler = true,
+     .hold = true,
+     .late = true},
+    /* Everybody at once, as far as it goes: values of one page, and of two. */
+    {.name = "each",
+     .depth = 7,
+     .pages = 2,
+     .value = 1,
+     .second = true,
+     .filler = true,
+     .reset = true,
+     .update = true,
+     .writer_dies = true,
+     .reader_dies = true},
+    {.name = "all",
+     .depth = 7,
+     .pages = 4,
+     .value = 2,
      .second = true,
      .filler = true,
      .reset = true,
@@ -128,7 +148,7 @@ static const char *const who_texts[WHO] = {"writer 1", "writer 2", "another put"
 
 enum writing { IDLE, WRITING, ENDED };
 struct writer {
-    uint8_t at; /* enum writing */
+    uint8_t at;      /* enum writing */
     uint8_t written; /* pages */
     bool may_write;  /* its connection can still move bytes into its extents */
     bool again;      /* it tried its commit a second time */
@@ -202,11 +222,11 @@ static void keep_pages(const struct kvs_extents *extents, uint64_t pages[VALUE_P
     uint32_t n = 0;
     for (uint32_t i = 0; i < extents->n; i++) {
         for (uint64_t off = 0; off < extents->at[i].len; off += KVS_CORE_PAGE) {
-            kvb_assert(n < VALUE_PAGES);
+            kvb_assert(n < lens->value);
             pages[n++] = (extents->at[i].offset + off) / KVS_CORE_PAGE + 1;
         }
     }
-    kvb_assert(n == VALUE_PAGES);
+    kvb_assert(n == lens->value);
 }
 
 /* Told by the shard. */
@@ -221,7 +241,8 @@ static void on_change(void *arg, const struct kvs_core_change *change)
 
 static void node_start(void)
 {
-    static const struct kvs_core_config sizes = {.objects_max = 8, .leases_max = 8, .retired_max = 2};
+    static const struct kvs_core_config sizes = {
+        .objects_max = 8, .leases_max = 8, .retired_max = 2};
     struct kvs_core_config config = sizes;
     config.share_bytes = lens->pages * (uint64_t)KVS_CORE_PAGE;
     config.hold_bytes_max = config.share_bytes;
@@ -268,7 +289,7 @@ static void reserve(uint32_t who)
     struct writer *w = &world->writers[who];
     struct kvs_core_where where = where_of(world->lineages[world->current]);
     struct kvs_core_key key = key_of(who);
-    struct kvs_core_put put = {.len = VALUE_PAGES * (uint64_t)KVS_CORE_PAGE,
+    struct kvs_core_put put = {.len = lens->value * (uint64_t)KVS_CORE_PAGE,
                                .session = who + 1,
                                .deadline_ns = world->now_ns + TTL_NS};
     struct kvs_extents extents;
@@ -337,8 +358,7 @@ static void hold(void)
     struct kvs_core_where where = where_of(world->lineages[world->current]);
     struct kvs_core_entry entry = {.key = key_of(W1)};
     kvs_core_exists(world->core, world->now_ns, &where, &entry, 1,
-                    (struct kvs_core_holder){.instance = 1, .request = 1},
-                    world->now_ns + TTL_NS);
+                    (struct kvs_core_holder){.instance = 1, .request = 1}, world->now_ns + TTL_NS);
     r->at = R_HELD;
     r->promised = entry.status == KVB_OK && entry.held;
     r->deadline_ns = world->now_ns + TTL_NS;
@@ -354,10 +374,9 @@ static void find(void)
     struct kvs_core_found found;
     struct kvs_extents extents;
     kvs_extents_init(&extents);
-    kvb_status_t status = kvs_core_find(world->core, world->now_ns, &where, &key, READER + 1,
-                                        world->now_ns + TTL_NS,
-                                        (struct kvs_core_holder){.instance = 1, .request = 1},
-                                        &found, &extents);
+    kvb_status_t status =
+        kvs_core_find(world->core, world->now_ns, &where, &key, READER + 1, world->now_ns + TTL_NS,
+                      (struct kvs_core_holder){.instance = 1, .request = 1}, &found, &extents);
     uint32_t index = lineage_index(lineage);
     bool kept = world->visible[index][0] && !cleared(index);
     r->at = R_DONE;
@@ -401,7 +420,7 @@ static void release(void)
         search_fail("P2: a ticket is valid after its deadline");
     }
     r->at = R_DONE;
-    for (uint32_t i = 0; i < VALUE_PAGES && status == KVB_OK && r->got == VALUE_PAGES; i++) {
+    for (uint32_t i = 0; i < lens->value && status == KVB_OK && r->got == lens->value; i++) {
         uint32_t writer = (uint32_t)(r->bytes[0] >> 8) - 1;
         if (r->bytes[0] != r->checksum || r->bytes[i] != mark(writer, i)) {
             search_fail("P2: a get that is valid is torn: page %u was written by put %u of page %u",
@@ -557,17 +576,17 @@ static uint32_t writer_choices(uint32_t who, uint16_t *out)
         out[n++] = CHOICE(EV_RESERVE, who, 0);
     }
     /* Also after its attempt is over and its connection has ended: until it is stopped. */
-    if (w->may_write && w->written < VALUE_PAGES) {
+    if (w->may_write && w->written < lens->value) {
         out[n++] = CHOICE(EV_WRITE, who, 0);
     }
-    if (w->at == WRITING && w->written == VALUE_PAGES) {
+    if (w->at == WRITING && w->written == lens->value) {
         out[n++] = CHOICE(EV_COMMIT, who, 0);
     }
     if (w->at == WRITING && lens->revokes && !world->ended[who]) {
         out[n++] = CHOICE(EV_REVOKE, who, 0);
         out[n++] = CHOICE(EV_REVOKE, who, 1);
     }
-    if (w->at == ENDED && w->written == VALUE_PAGES && !w->again) {
+    if (w->at == ENDED && w->written == lens->value && !w->again) {
         out[n++] = CHOICE(EV_COMMIT, who, 0);
     }
     if (who == W1 && lens->writer_dies && !world->writer_died && w->at != IDLE) {
@@ -589,10 +608,10 @@ static uint32_t reader_choices(uint16_t *out)
     if (r->at == R_IDLE || r->at == R_HELD) {
         out[n++] = CHOICE(EV_FIND, READER, 0);
     }
-    if (r->at == R_READING && r->got < VALUE_PAGES) {
+    if (r->at == R_READING && r->got < lens->value) {
         out[n++] = CHOICE(EV_READ, READER, 0);
     }
-    if (r->at == R_READING && r->got == VALUE_PAGES) {
+    if (r->at == R_READING && r->got == lens->value) {
         out[n++] = CHOICE(EV_RELEASE, READER, 0);
     }
     if (lens->reader_dies && !world->reader_died && r->at == R_READING) {
@@ -680,11 +699,11 @@ static void judge(void)
         for (uint32_t b = 0; b < a; b++) {
             const struct writer *one = &world->writers[a];
             const struct writer *other = &world->writers[b];
-            for (uint32_t i = 0; i < VALUE_PAGES * VALUE_PAGES; i++) {
+            for (uint32_t i = 0; i < lens->value * lens->value; i++) {
                 if (one->may_write && other->may_write &&
-                    one->pages[i / VALUE_PAGES] == other->pages[i % VALUE_PAGES]) {
+                    one->pages[i / lens->value] == other->pages[i % lens->value]) {
                     search_fail("P2: %s and %s may both write page %llu", who_texts[b],
-                                who_texts[a], (unsigned long long)one->pages[i / VALUE_PAGES] - 1);
+                                who_texts[a], (unsigned long long)one->pages[i / lens->value] - 1);
                 }
             }
         }
