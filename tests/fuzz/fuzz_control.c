@@ -8,6 +8,7 @@
  * Each is answered exactly once, with JSON that can be told, and a refusal says why.
  */
 #include "control.h"
+#include "events.h"
 #include "fake_fleet.h"
 #include "fuzz.h"
 #include "http/params.h"
@@ -18,6 +19,7 @@
 static struct kvp_fleet fleet;
 static struct kvs_coordinator coordinator;
 static struct kvp_cluster cluster;
+static struct kvp_events *events;
 
 struct asked {
     struct kvp_request request;
@@ -54,9 +56,12 @@ static void on_reply(struct kvp_request *request, unsigned http_status, json_t *
 static struct kvp_control *create(struct sim_sched *sim, bool two)
 {
     struct kvp_control *control;
+    kvb_status_t status = kvp_events_create(0, &events);
+    kvb_assert(status == KVB_OK);
     const struct kvp_control_config config = {.fleet = &fleet,
                                               .coordinator = &coordinator,
                                               .cluster = &cluster,
+                                              .events = events,
                                               .sched = &sim->sched,
                                               .clock = sim->sched.clock,
                                               .retire_ms = 10000,
@@ -69,7 +74,7 @@ static struct kvp_control *create(struct sim_sched *sim, bool two)
     if (two) {
         (void)fake_fleet_add(&fleet, "engine-1");
     }
-    kvb_status_t status = kvp_control_create(&config, &control);
+    status = kvp_control_create(&config, &control);
     kvb_assert(status == KVB_OK);
     return control;
 }
@@ -147,6 +152,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     kvp_control_close(control);
     fake_fleet_finish_all(&fleet, (struct kvp_outcome){.status = KVB_ERR_CANCELED});
     kvp_control_destroy(control);
+    kvp_events_destroy(events);
     sim_cleanup(&sim);
     free(query);
     free(body);
