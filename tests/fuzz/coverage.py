@@ -48,9 +48,8 @@ def replay(build, name):
     return data
 
 
-def export(build, name, files, data):
+def export(build, name, data):
     command = [tool("llvm-cov"), "export", os.path.join(build, name), f"-instr-profile={data}"]
-    command += [os.path.join(ROOT, file) for file in files]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["data"][0]
 
 
@@ -97,10 +96,14 @@ def main():
     chosen = targets(build, sys.argv[2:])
     print(f"{'parser':<44} {'target':<18} {'regions':>16} {'lines':>16}")
     for name, files in chosen.items():
-        data = export(build, name, files, replay(build, name))
-        for file in data["files"]:
+        data = export(build, name, replay(build, name))
+        by_path = {os.path.realpath(file["filename"]): file for file in data["files"]}
+        for shown in files:
+            path = os.path.realpath(os.path.join(ROOT, shown))
+            if path not in by_path:
+                sys.exit(f"fuzz: {name} does not have {shown}, which it should parse with (tests/fuzz/CMakeLists.txt)")
+            file = by_path[path]
             path = file["filename"]
-            shown = os.path.relpath(path, ROOT)
             summary = file["summary"]
             total[0] += summary["lines"]["covered"]
             total[1] += summary["lines"]["count"]

@@ -12,7 +12,6 @@
 #include "connector/shape.h"
 #include "fuzz.h"
 #include "link/link.h"
-#include "link_reencode.h"
 #include "metrics.h"
 #include "sim_sched.h"
 #include "test_memory.h"
@@ -260,7 +259,17 @@ static void say_hello(size_t step)
 {
     struct kvb_writer writer;
     kvb_writer_init(&writer, 1u << 16);
-    link_sample(LINK_hello, &writer);
+    kvb_link_hello_pack(&writer,
+                        &(struct kvb_link_hello){.version = KVB_LINK_VERSION,
+                                                 .roles = KVB_ROLE_SCHEDULER | KVB_ROLE_WORKER,
+                                                 .world_size = 1,
+                                                 .local_world_size = 1,
+                                                 .block_tokens = 16,
+                                                 .ngroups = 2,
+                                                 .groups = {{16, 0}, {16, 32}},
+                                                 .instance = "llm-0",
+                                                 .tenant = "default",
+                                                 .layout = "m"});
     say_frame(KVB_LINK_HELLO, 0, 1, writer.data, writer.len, step, -1);
     kvb_writer_cleanup(&writer);
 }
@@ -307,7 +316,7 @@ static void start(char path[96])
     memset(&on, 0, sizeof on);
     kvb_list_init(&on.batches);
     sim_init(&on.sim, 1);
-    on.stay = (struct kvp_stay){.lineage.id = {1, 1}, .token.id = {2, 3}, .open = true};
+    on.stay = (struct kvp_stay){.lineage.id = {1, 1}, .token.id = {3, 4}, .open = true};
     kvb_assert(uv_loop_init(&on.loop) == 0);
     kvb_status_t status = kvt_regions_create(&on.sim.sched, &on.regions);
     kvb_assert(status == KVB_OK);

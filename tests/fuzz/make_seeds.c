@@ -77,13 +77,23 @@ static void put_step(struct kvb_writer *out, uint8_t type, uint8_t how, uint8_t 
 static void write_session(const char *folder, int number, uint8_t type, uint8_t how,
                           enum link_codec codec)
 {
+    static const uint8_t bytes[2] = {1, 2};
+    struct kvb_link_key keys[2] = {{{bytes, 2}, {bytes, 1}}, {{bytes, 1}, {NULL, 0}}};
+    struct kvb_link_group groups[2] = {{0, 2, keys}, {1, 2, keys}};
+    struct kvb_slice slices[2] = {{1, 10, 20}, {1, 4096, 60000}};
+    struct kvb_link_entry entries[2] = {{{bytes, 2}, {bytes, 1}, 0, 0, {{3, 4}}, 2, slices},
+                                        {{bytes, 1}, {NULL, 0}, 1, 0, {{3, 4}}, 1, slices}};
     struct kvb_writer payload, region, out;
     kvb_writer_init(&payload, 4096);
     kvb_writer_init(&region, 4096);
     kvb_writer_init(&out, 16384);
     kvb_link_region_pack(&region,
                          &(struct kvb_link_region){1, KVB_MEMORY_HOST, 0, "kv_cache", 0, 65536, 3});
-    if (codec != LINK_CODECS) {
+    if (codec == LINK_lookup) { /* in the stay that fuzz_session plays */
+        kvb_link_lookup_pack(&payload, &(struct kvb_link_lookup){1, {{3, 4}}, 2, groups});
+    } else if (codec == LINK_batch) {
+        kvb_link_batch_pack(&payload, &(struct kvb_link_batch){1, {{3, 4}}, 2, entries});
+    } else if (codec != LINK_CODECS) {
         link_sample(codec, &payload);
     }
     kvb_put_u8(&out, 1);
