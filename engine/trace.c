@@ -3,6 +3,8 @@
 
 #include "pattern.h"
 
+#include "base/utf8.h"
+
 #include <jansson.h>
 
 #include <errno.h>
@@ -22,6 +24,7 @@ static kvb_status_t refuse(struct kve_trace_error *error, const char *format, ..
     va_start(args, format);
     vsnprintf(error->text, sizeof error->text, format, args);
     va_end(args);
+    kvb_utf8_clean(error->text); /* it repeats what the file has */
     return KVB_ERR_INVALID;
 }
 
