@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/utf8.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -63,6 +64,7 @@ static json_t *parse_body(struct kvp_exchange *exchange)
     if (!json_is_object(json)) {
         (void)snprintf(message, sizeof message, "the body must be a JSON object, or empty%s%s",
                        json == NULL ? ": " : "", json == NULL ? error.text : "");
+        kvb_utf8_clean(message); /* it repeats what the body has */
         json_decref(json);
         kvp_exchange_refuse(exchange, 400, "body", message);
         return NULL;

@@ -403,6 +403,15 @@ Test(http, bad_parameters_are_named_and_change_nothing)
     cr_expect_eq(rest_calls(&rest), 0);
 }
 
+/* What is near the mistake is repeated. */
+Test(http, a_body_that_is_no_json_is_told_in_text)
+{
+    struct http_answer answer = http_ask(rest.port, "POST", "/pause", NULL, "[[\x1b[2J]]");
+    cr_assert_eq(answer.status, 400);
+    cr_assert_null(strstr(answer.body, "u001"), "%s", answer.body);
+    http_answer_free(&answer);
+}
+
 Test(http, odd_but_legal_queries_are_served)
 {
     static const char *const targets[] = {
