@@ -22,6 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     kvb_assert(n > 0 && n <= KVP_HTTP_TOKENS_MAX);
+    kvb_assert(memchr(data, '\0', size) == NULL); /* it would have cut a token */
     for (uint32_t i = 0; i < n; i++) {
         size_t len = strnlen(tokens[i].secret, sizeof tokens[i].secret);
         kvb_assert(len > 0 && len < sizeof tokens[i].secret);
