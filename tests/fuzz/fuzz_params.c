@@ -8,7 +8,8 @@
 static void check(const struct kvp_params *params, const char *instance)
 {
     kvb_assert(params->level <= 2 && params->ntags <= KVB_TAGS_MAX);
-    kvb_assert(instance[0] == '\0' || kvb_name_valid(instance));
+    kvb_assert(instance[0] == '\0' || strcmp(instance, KVP_EVERY_INSTANCE) == 0 ||
+               kvb_name_valid(instance));
     for (uint32_t i = 0; i < params->ntags; i++) {
         json_t *tag = json_string(params->tags[i]);
         kvb_assert(tag != NULL && strlen(params->tags[i]) < KVB_NAME_MAX);
