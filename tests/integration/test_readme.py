@@ -53,7 +53,7 @@ class Readme(harness.Case):
                             f"{command}\nREADME: {shown}\nseen:   {run.stdout}")
 
     def test_the_trainers_loop_runs(self):
-        loop, = blocks("python")
+        loop, client = blocks("python")
         self.assertLessEqual(len(loop.splitlines()), 20)
         run = subprocess.run([sys.executable, "-c", loop.replace("127.0.0.1:8100", self.address)],
                              capture_output=True, text=True, timeout=600, check=False)
@@ -61,6 +61,12 @@ class Readme(harness.Case):
         self.assertEqual(run.stdout.count("'status': 'awake'"), 3, run.stdout)
         # And its versions named the weights: from the second on (the first is seen to change then).
         self.assertEqual(self.plane.instance("engine-0")["lineage"]["weights_name"], "step-3")
+        # The client's few lines, too; it is the one of this checkout.
+        run = subprocess.run([sys.executable, "-c", client.replace("127.0.0.1:8100", self.address)],
+                             capture_output=True, text=True, timeout=600, check=False,
+                             env={**os.environ, "PYTHONPATH": os.path.join(harness.ROOT, "api", "python")})
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(self.plane.instance("engine-0")["tags"]["weights"], "resident")
 
 
 class MoreThanOneMachine(harness.Case):
