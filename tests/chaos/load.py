@@ -191,11 +191,16 @@ class Trainer:
         begun = self.begin(indexes, use_cache=False, stall=True)
 
         def ended(engine):
+            if engine is not begun[0]:
+                raise Gone
             engine.stats()  # comes after what came before it
             return any(event.get("id") == begun[1] and event["event"] == "done" for event in engine._events)
         self.post("/pause?mode=keep&clear_cache=false")
         self.serve(self.draw.randint(1, WEIGHTS))
+        end = time.monotonic() + RUN_S
         while not self.engine(ended) and not self.chaos.over.wait(0.05):
+            if time.monotonic() > end:
+                raise Broken(f"{self.slot.name}: requests that a pause kept do not end")
             self.post("/pause?mode=keep&clear_cache=false")  # only a resume that follows one reaches the engine
             self.serve()
         self.finish(begun)
