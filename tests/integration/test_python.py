@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python package (api/python): the client of the REST interface, against real daemons and engines."""
 import asyncio
+import ctypes
 import http.server
 import json
 import os
@@ -16,9 +17,11 @@ import harness
 PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "api", "python")
 sys.path.insert(0, PACKAGE)
 import kvplane  # noqa: E402  # pylint: disable=wrong-import-position
+from kvplane import link  # noqa: E402  # pylint: disable=wrong-import-position
+import python_engine  # noqa: E402  # pylint: disable=wrong-import-position
 
 
-class Python(harness.Case):
+class Rest(harness.Case):
     def client(self, daemon, **options):
         client = kvplane.Client(daemon.tap(), timeout_s=harness.DEADLINE_S, **options)
         self.addCleanup(client.close)
@@ -220,6 +223,126 @@ class Python(harness.Case):
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
             self.assertEqual(run("sleep", url=f"http://127.0.0.1:{nobody.getsockname()[1]}")[0], 3)
+
+
+class Link(harness.Case):
+    """kvplane.link: engines in this process, over the shared library."""
+    KEYS = [b"key\0%d" % i for i in range(6)]  # a NUL is a byte as any other
+
+    def python_engine(self, daemon, name, **options):
+        engine = python_engine.PythonEngine(daemon.socket, name, **options)
+        self.addCleanup(engine.close)
+        self.until(lambda: ("attached", link.Result.OK) in engine.calls, engine)
+        return engine
+
+    def until(self, condition, *engines):
+        """The engines' loop, until it holds."""
+        def turn():
+            for engine in engines:
+                engine.session.process()
+            return condition()
+        harness.until("the engines have done it", turn)
+
+    def run_prompt(self, engine):
+        return engine.run(self.KEYS, lambda condition: self.until(condition, engine))
+
+    def aside(self, call, *engines):
+        """An answer of the daemon, which asks these engines meanwhile."""
+        thread = threading.Thread(target=lambda: answers.append(call()))
+        answers = []
+        thread.start()
+        self.until(lambda: answers, *engines)
+        thread.join()
+        return answers[0]
+
+    def shared(self, daemon, *engines):
+        self.until(lambda: all(engine.joined and daemon.metric("kvplane_instance_open", instance=f"e{i}") == 1
+                               for i, engine in enumerate(engines)), *engines)
+
+    def test_structures_are_those_of_the_header(self):
+        header = os.path.join(PACKAGE, "..")
+        lines = []
+        for name, kind in link.STRUCTURES.items():
+            struct = name if name == "kvplane_token" else f"struct {name}"
+            lines.append(f'printf("{name} %zu\\n", sizeof({struct}));')
+            lines += [f'printf("{name}.{field[0]} %zu %zu\\n", offsetof({struct}, {field[0]}), sizeof((({struct} *)0)->{field[0]}));'
+                      for field in kind._fields_]
+        source = os.path.join(self.directory, "layout.c")
+        with open(source, "w", encoding="utf-8") as file:
+            file.write("#include <kvplane.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n")
+        program = os.path.join(self.directory, "layout")
+        subprocess.run(["cc", "-I", header, source, "-o", program], check=True)
+        compiled = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+        here = []
+        for name, kind in link.STRUCTURES.items():
+            here.append(f"{name} {ctypes.sizeof(kind)}")
+            for field, *_ in kind._fields_:
+                descriptor = getattr(kind, field)
+                here.append(f"{name}.{field} {descriptor.offset} {descriptor.size}")
+        self.assertEqual(compiled, here)
+        with open(os.path.join(header, "kvplane.h"), encoding="utf-8") as file:
+            text = file.read()
+        for result in link.Result:
+            name = "KVPLANE_OK" if result == link.Result.OK else f"KVPLANE_ERR_{result.name}"
+            self.assertRegex(text, rf"{name}\s*=\s*{int(result)},")
+
+    def test_engines_share_blocks_over_a_sleep_and_a_wake(self):
+        daemon = self.daemon()
+        client = kvplane.Client(daemon.tap(), timeout_s=harness.DEADLINE_S)
+        self.addCleanup(client.close)
+        engines = [self.python_engine(daemon, name) for name in ("e0", "e1")]
+        self.shared(daemon, *engines)
+        self.assertEqual(self.run_prompt(engines[0]), 0)
+        self.assertEqual(self.run_prompt(engines[1]), len(self.KEYS))
+        self.aside(lambda: client.sleep(instance="e1", level=2), *engines)
+        self.assertIsNone(engines[1].memory)
+        self.aside(lambda: client.wake_up(instance="e1"), *engines)
+        self.shared(daemon, *engines)
+        self.assertEqual(self.run_prompt(engines[1]), len(self.KEYS))
+        # Other weights: nothing of before is got.
+        self.aside(lambda: client.update_weights({"weights": "2"}, instance="e1"), *engines)
+        self.aside(lambda: client.finish_weight_update(instance="e1", weight_version="2"), *engines)
+        self.shared(daemon, *engines)
+        self.assertEqual(self.run_prompt(engines[1]), 0)
+        self.assertEqual(self.run_prompt(engines[1]), len(self.KEYS))
+        self.assertEqual(self.run_prompt(engines[0]), len(self.KEYS))
+
+    def test_an_exception_of_an_engine_is_an_answer_and_comes_out(self):
+        daemon = self.daemon()
+        engine = self.python_engine(daemon, "e0")
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(daemon.post("/collective_rpc", {"method": "raise"})))
+        thread.start()
+        with self.assertRaisesRegex(RuntimeError, "an engine's own mistake"):
+            self.until(lambda: answers, engine)
+        self.until(lambda: answers, engine)
+        thread.join()
+        self.assertGreaterEqual(answers[0][0], 400)
+
+    def test_what_is_not_allowed_is_refused_and_a_lost_daemon_is_found_again(self):
+        daemon = self.daemon()
+        with self.assertRaisesRegex(link.LinkError, "instance"):
+            python_engine.PythonEngine(daemon.socket, "no such name!")
+        engine = self.python_engine(daemon, "e0")
+        with self.assertRaises(link.LinkError) as refused:
+            engine.session.put([(link.Entry(b"", []), engine.session.token())])
+        self.assertEqual(refused.exception.result, link.Result.INVALID)
+        daemon.kill()
+        lost = []
+        try:
+            engine.session.lookup(1, engine.session.token(), [link.Keys([b"a"])], lambda result, hits: lost.append(result))
+            self.until(lambda: lost, engine)
+        except link.LinkError as error:
+            lost.append(error.result)
+        self.assertIn(lost[0], (link.Result.DISCONNECTED, link.Result.BAD_STATE))
+        engine.calls.clear()
+        again = self.daemon(name="again")
+        self.until(lambda: ("attached", link.Result.OK) in engine.calls, engine)
+        self.assertEqual(self.run_prompt(engine), 0)
+        self.assertTrue(again.url)
+        engine.session.close()
+        with self.assertRaises(ValueError):
+            engine.session.process()
 
 
 if __name__ == "__main__":
