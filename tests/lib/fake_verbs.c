@@ -870,6 +870,20 @@ uint32_t fake_verbs_mrs(enum fake_side side, int access)
     return n;
 }
 
+uint32_t fake_verbs_qps(enum fake_side side, unsigned access)
+{
+    uint32_t n = 0;
+    kvb_list_each(&fake.objects, link)
+    {
+        struct object *object = kvb_container_of(link, struct object, link);
+        if (object->kind == QP && object->side == side) {
+            const struct qp *qp = kvb_container_of(object, struct qp, object);
+            n += (qp->attr.qp_access_flags & access) != 0;
+        }
+    }
+    return n;
+}
+
 /* ---- completion queues ---- */
 
 static struct ibv_comp_channel *fake_ibv_create_comp_channel(struct ibv_context *base)

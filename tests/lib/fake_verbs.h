@@ -136,6 +136,8 @@ void fake_verbs_break(enum fake_side side);
 uint32_t fake_verbs_posted(enum fake_side side);
 /* Registrations of the side, and how many of them grant that access. */
 uint32_t fake_verbs_mrs(enum fake_side side, int access);
+/* Queue pairs over which the other end has that access. */
+uint32_t fake_verbs_qps(enum fake_side side, unsigned access);
 
 /*
  * Readiness of the fake's descriptors (and of others) under a simulated clock, exactly: time passes

@@ -471,6 +471,21 @@ Test(control, canceling_an_operation_of_all_instances_takes_back_what_some_have_
     cr_expect_not_null(strstr(member(json, "message"), "canceled"));
     json_decref(json);
 
+    /* where nobody can cancel what still runs, what has ended is taken back all the same */
+    start_async(&asked, "instance=*");
+    id = id_of(&asked);
+    json_decref(asked.body);
+    end_call("engine-0", (struct kvp_outcome){0});
+    fleet.cancel_status = KVB_ERR_BAD_STATE;
+    expect_cancel(id, 200);
+    end_call("engine-1", (struct kvp_outcome){0});
+    end_call("engine-2", (struct kvp_outcome){0});
+    for (uint32_t i = 0; i < 3; i++) {
+        static const char *const engines[] = {"engine-0", "engine-1", "engine-2"};
+        cr_expect_eq(open_call(engines[i])->ask.operation, KVP_OP_TAKE_BACK);
+        end_call(engines[i], (struct kvp_outcome){0});
+    }
+
     /* where it can be done: what has been done stays; what nobody can cancel goes on */
     for (uint32_t can = 0; can < 2; can++) {
         start_async(&asked, "instance=*&all_or_nothing=false");

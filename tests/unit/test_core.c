@@ -195,6 +195,21 @@ Test(core, an_attempt_over_its_deadline_is_lost_but_keeps_its_space)
     shard_cleanup(&s);
 }
 
+/* Nothing else has asked for anything since: it is looked at when it is committed. */
+Test(core, a_commit_at_its_deadline_is_late_whoever_noticed)
+{
+    struct shard s;
+    shard_init(&s, 4);
+    is(shard_reserve(&s, "a", 0, PAGE), KVB_OK);
+    is(kvs_core_commit(s.core, s.sim.now_ns + s.ttl_ns, s.attempt, 1, 0), KVB_ERR_TIMEOUT);
+    cr_assert(!shard_has(&s, "a", 0));
+    cr_assert_eq(shard_stats(&s).quarantined_bytes, PAGE);
+    is(shard_reserve(&s, "a", 0, PAGE), KVB_OK);
+    is(kvs_core_commit(s.core, s.sim.now_ns + s.ttl_ns - 1, s.attempt, 1, 0), KVB_OK);
+    valid(&s);
+    shard_cleanup(&s);
+}
+
 Test(core, revoke_gives_space_back_only_when_the_writer_is_stopped)
 {
     struct shard s;

@@ -941,6 +941,27 @@ Test(link, calls_complete_once_and_late_answers_are_dropped)
     (void)close(engine.fd);
 }
 
+Test(link, an_answer_of_another_type_than_the_call_ends_the_connection)
+{
+    struct engine engine = engine_attach();
+    struct kvp_rank *rank = rank_now();
+    struct answer answer = {0};
+    open_calls++;
+    rank->ops->call(rank->impl, KVB_LINK_PAUSE, &(struct kvb_link_pause){.operation = 1},
+                    sim_in_ms(&sim, 5000), on_called, &answer);
+    struct kvb_frame asked;
+    uint8_t payload[64];
+    cr_assert(receive(&engine, &asked, payload, sizeof payload));
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 64);
+    kvb_link_status_pack(&writer, KVB_OK);
+    send_frame(&engine, KVB_LINK_RESUME, KVB_FRAME_REPLY, asked.seq, &writer, -1);
+    cr_assert(closed(&engine));
+    cr_assert_eq(answer.times, 1);
+    cr_assert_eq(answer.status, KVB_ERR_DISCONNECTED, "it is no pause that was done");
+    (void)close(engine.fd);
+}
+
 Test(link, one_daemon_is_admitted_and_a_dead_ones_socket_replaced)
 {
     struct kvp_link_config config = config_now();

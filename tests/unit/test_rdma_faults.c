@@ -369,6 +369,8 @@ Test(rdma_faults, engine_memory_is_registered_for_local_access_only)
     cr_assert_geq(fake_verbs_mrs(FAKE_ASKER, 0), 1);
     cr_assert_eq(fake_verbs_mrs(FAKE_ASKER, remote), 0, "no key to it exists");
     cr_assert_eq(fake_verbs_mrs(FAKE_NODE, remote), 1, "the node's memory, once");
+    cr_assert_eq(fake_verbs_qps(FAKE_ASKER, (unsigned)remote), 0, "no way to it either");
+    cr_assert_geq(fake_verbs_qps(FAKE_NODE, (unsigned)remote), 1);
     rdma_sim_close(&rig);
 }
 
@@ -420,21 +422,25 @@ Test(rdma_faults, the_routable_address_of_our_own_is_chosen)
 {
     struct {
         const char *what;
-        bool mapped[FAKE_GIDS]; /* an IPv4-mapped address of ours, else link-local */
+        enum { LOCAL, MAPPED, V6 } gids[FAKE_GIDS]; /* link-local, or ours: IPv4-mapped, IPv6 */
         uint32_t type[FAKE_GIDS];
         int chosen; /* -1: refused */
     } rows[] = {
-        {"link-local first", {false, true}, {2, 2}, 1},
-        {"v1 before v2", {true, true}, {1, 2}, 1},
-        {"nothing usable", {false, false}, {2, 2}, -1},
+        {"link-local first", {LOCAL, MAPPED}, {2, 2}, 1},
+        {"link-local before IPv6 alone", {LOCAL, V6}, {2, 2}, 1},
+        {"v1 before v2", {MAPPED, MAPPED}, {1, 2}, 1},
+        {"nothing usable", {LOCAL, LOCAL}, {2, 2}, -1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         static struct rdma_sim rig;
         rdma_sim_init(&rig, i);
         struct fake_device *device = &rig.fake->devices[FAKE_ASKER];
-        union ibv_gid local = device->gids[0], own = device->gids[1];
+        union ibv_gid gids[] = {
+            [LOCAL] = device->gids[0], [MAPPED] = device->gids[1], [V6] = device->gids[0]};
+        gids[LOCAL].raw[15] = gids[V6].raw[15] = 1; /* else it is none at all */
+        gids[V6].raw[0] = 0xfd;
         for (int g = 0; g < 2; g++) {
-            device->gids[g] = rows[i].mapped[g] ? own : local;
+            device->gids[g] = gids[rows[i].gids[g]];
             device->gid_types[g] =
                 rows[i].type[g] == 1 ? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2;
         }

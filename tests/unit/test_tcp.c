@@ -67,6 +67,7 @@ Test(tcp, giving_up_at_every_step_keeps_the_lane_and_lets_go_of_memory)
                     memset(rig.engine.base, 0x99, MIB(1));
                     sim_settle(&rig.sim);
                     cr_assert(is_all(rig.engine.base, 0x99, MIB(1)), "not touched any more");
+                    cr_assert_null(memchr(rig.node_memory.base, 0x99, len), "nor read");
                     cr_assert_eq(rig.node.running, 0);
                     cr_assert(job.status != KVB_OK || type != RIG_PUT || rig.node.puts == puts + 1);
                     cr_assert(rig.node.puts == puts || is_all(rig.node_memory.base, 0x22, len),
