@@ -919,9 +919,15 @@ row("b03_a_length_has_a_limit", "P5", "a message is as long as its type may be",
 row("b17_one_end_of_a_body", "P5", "a request with two ends is refused", "server/http/framing.c", "test_http_table",
     "    if (framing->lengths > 0 && framing->encodings > 0) {",
     "    if (false) {")
-row("b19_idle_ones_make_room", "P6", "idle and slow clients leave room for a probe", "server/http/connections.c", "test_http/http_own/idle_connections_b*",
-    "    if (connections->n < connections->max) {",
-    "    if (true) {")
+row("b19_idle_ones_make_room", "P6", "idle clients leave room for a probe", "server/http/connections.c", "test_http/http_own/idle_connections_beyond*",
+    '    {KVP_CONNECTION_IDLE, 0, "too many connections: the longest idle one"},\n',
+    "")
+row("b19_slow_ones_make_room", "P6", "slow clients leave room for a probe", "server/http/connections.c", "test_http/http_own/slow_senders*",
+    '    {KVP_CONNECTION_RECEIVING, 0, "too many connections: the slowest sender"},\n',
+    "")
+row("b19_deaf_ones_make_room", "P6", "clients that do not read leave room for a probe", "server/http/connections.c", "test_http/http_own/those_that_do_not*",
+    '    {KVP_CONNECTION_SENDING, KVP_HTTP_SEND_NS,\n     "too many connections: one that does not read its answer"},\n',
+    "")
 row("b19_heads_have_a_limit", "P5", "a head has a limit", "server/http/head.c", "test_http/http/heads*",
     "    } else if (exchange->framing.headers > KVP_HTTP_HEADERS_MAX ||",
     "    } else if (")
