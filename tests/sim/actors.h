@@ -45,10 +45,15 @@ struct sim_counts {
     uint64_t operations, operations_failed;
 };
 extern struct sim_counts sim_counts;
-/* When the last reset was asked for that has been answered with success, of the tenant or of what
- * that engine shares. */
+/* When the last reset was asked for that has been answered with success: of the tenant, and of what
+ * that engine shared under the weights that it held. */
 #define SIM_ENGINES_MAX 8
-extern uint64_t sim_reset_ns[SIM_ENGINES_MAX];
+#define SIM_WEIGHTS_MAX 64 /* from there on they are nobody's */
+struct sim_resets {
+    uint64_t tenant_ns, own_ns[SIM_WEIGHTS_MAX];
+};
+extern struct sim_resets sim_resets[SIM_ENGINES_MAX];
+uint64_t sim_weights_of(uint32_t number);
 
 struct sim_engine;
 struct sim_engine *sim_engine_start(uint32_t number, uint32_t machine, uint32_t nranks,

@@ -31,7 +31,8 @@
 _Static_assert(BLOCK *BLOCKS *REQUESTS <= KV_LEN, "slots fit");
 
 struct sim_counts sim_counts;
-uint64_t sim_reset_ns[SIM_ENGINES_MAX];
+struct sim_resets sim_resets[SIM_ENGINES_MAX];
+static struct sim_engine *engines[SIM_ENGINES_MAX]; /* the last of each number */
 
 enum tag { KV, WEIGHTS, TAGS };
 static const char *const tag_names[TAGS] = {"kv_cache", "weights"};
@@ -68,8 +69,9 @@ struct request {
     struct kvb_token token; /* when it began */
     uint64_t weights[SIM_RANKS_MAX];
     uint64_t seqs[SIM_RANKS_MAX]; /* what it waits for; 0: nothing */
-    uint64_t reset_ns;            /* when the last reset was asked for that was over as it began */
-    uint32_t good;                /* blocks that are there */
+    uint64_t
+        reset_ns[SIM_RANKS_MAX]; /* when the last reset was asked for that was over as it began */
+    uint32_t good;               /* blocks that are there */
     bool aborted;
     struct kvb_timer compute;
 };
@@ -430,6 +432,13 @@ static bool whole(const struct sim_engine *engine)
     return true;
 }
 
+static uint64_t reset_of(uint32_t number, uint64_t weights)
+{
+    const struct sim_resets *resets = &sim_resets[number];
+    uint64_t own_ns = weights < SIM_WEIGHTS_MAX ? resets->own_ns[weights] : 0;
+    return own_ns > resets->tenant_ns ? own_ns : resets->tenant_ns;
+}
+
 static void begin(struct sim_engine *engine)
 {
     for (uint32_t i = 0; i < REQUESTS; i++) {
@@ -443,10 +452,10 @@ static void begin(struct sim_engine *engine)
                                     .prompt = (uint32_t)sim_below(PROMPTS),
                                     .nblocks = 1 + (uint32_t)sim_below(BLOCKS),
                                     .token = engine->ranks[0].lineage.token,
-                                    .reset_ns = sim_reset_ns[engine->number],
                                     .compute = request->compute};
         for (uint32_t r = 0; r < engine->nranks; r++) {
             request->weights[r] = engine->ranks[r].weights;
+            request->reset_ns[r] = reset_of(engine->number, request->weights[r]);
         }
         sim_counts.requests++;
         send_lookup(request);
@@ -550,12 +559,13 @@ static void judge(struct rank *rank, const struct request *request, uint32_t blo
                  rank->index, (unsigned long long)request->weights[rank->index], request->prompt,
                  block, origin);
     }
-    if (made_ns < request->reset_ns) {
+    uint64_t reset_ns = request->reset_ns[rank->index];
+    if (made_ns < reset_ns) {
         sim_fail(
             "STALE: %s rank %u got prompt %u block %u, made at %llu ms, after a reset at %llu ms",
             rank->engine->instance, rank->index, request->prompt, block,
             (unsigned long long)(made_ns / KVB_NS_PER_MS),
-            (unsigned long long)(request->reset_ns / KVB_NS_PER_MS));
+            (unsigned long long)(reset_ns / KVB_NS_PER_MS));
     }
 }
 
@@ -910,6 +920,7 @@ struct sim_engine *sim_engine_start(uint32_t number, uint32_t machine, uint32_t 
     (void)snprintf(engine->tenant, sizeof engine->tenant, "%s", tenant);
     engine->process = sim_process_start(engine->instance, machine);
     engine->number = number;
+    engines[number] = engine;
     engine->nranks = nranks;
     engine->last_request = sim_draw() >> 8;
     kvb_list_init(&engine->pauses);
@@ -970,6 +981,11 @@ void sim_engine_check(struct sim_engine *engine)
             check_old(engine, &engine->ranks[r].memories[t]);
         }
     }
+}
+
+uint64_t sim_weights_of(uint32_t number)
+{
+    return engines[number] == NULL ? SIM_WEIGHTS_MAX : sim_engine_weights(engines[number]);
 }
 
 uint64_t sim_engine_weights(const struct sim_engine *engine)

@@ -306,6 +306,7 @@ struct ask {
     struct kvp_ask what;
     char body[64];
     uint64_t asked_ns;
+    uint64_t weights; /* of its engine, then */
     uint32_t times;
     kvb_status_t *status_p; /* NULL: nobody wants it */
 };
@@ -325,8 +326,15 @@ static void on_outcome(void *arg, const struct kvp_outcome *outcome)
     bool tenant = ask->what.operation == KVP_OP_TENANT_RESET;
     bool own = ask->what.operation == KVP_OP_RESET && ask->what.reset_external == KVP_YES;
     for (uint32_t i = 0; outcome->status == KVB_OK && i < SIM_ENGINES_MAX; i++) {
-        if ((tenant || (own && i == ask->daemon->number)) && ask->asked_ns > sim_reset_ns[i]) {
-            sim_reset_ns[i] = ask->asked_ns;
+        struct sim_resets *resets = &sim_resets[i];
+        /* Of other weights, as of those that an engine begins with anew, nothing was cleared. */
+        uint64_t *own_ns = own && i == ask->daemon->number && ask->weights < SIM_WEIGHTS_MAX &&
+                                   ask->weights == sim_weights_of(i)
+                               ? &resets->own_ns[ask->weights]
+                               : NULL;
+        uint64_t *reset_ns = tenant ? &resets->tenant_ns : own_ns;
+        if (reset_ns != NULL && ask->asked_ns > *reset_ns) {
+            *reset_ns = ask->asked_ns;
         }
     }
 }
@@ -343,6 +351,7 @@ void sim_daemon_ask(struct sim_daemon *daemon, const struct kvp_ask *what, kvb_s
                         .daemon = daemon,
                         .what = *what,
                         .asked_ns = sim.now_ns,
+                        .weights = sim_weights_of(daemon->number),
                         .status_p = status_p};
     if (status_p != NULL) {
         *status_p = KVB_IN_PROGRESS;
