@@ -23,7 +23,7 @@ import time
 HERE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 DOC = os.path.join(ROOT, "docs/mutants.md")
-SEEDS = os.environ.get("KVPLANE_SEEDS", "300")
+SEEDS = os.environ.get("KVPLANE_SEEDS", "120")
 # What runs in the optimised build, and the arguments and environment that it takes. All else is of the debug build.
 TOOLS = {
     "simulate": ["--seeds", SEEDS, "--no-shrink"],
@@ -102,7 +102,7 @@ class Build:
 def run_tool(command, folder, what):
     done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:
-        raise Bad(f"{what}:\n{done.stdout}{done.stderr}")
+        raise Bad(f"{what}:\n{(done.stdout + done.stderr)[:2000]}")
 
 
 class Test:

@@ -218,11 +218,9 @@ row("older_generations_change_nothing", "P3", "what arrives for an older generat
     "if (msg->generation <= slot->generation) {",
     "if (false) {")
 row("descriptor_goes_with_success", "P3", "a released region keeps no descriptor", "server/link/regions.c", "test_link",
-    r"""        region->in_op = false;
-        if (status == KVB_OK || op->undoes != KVB_OK) {
+    r"""        if (status == KVB_OK || op->undoes != KVB_OK) {
             drop(region);""",
-    r"""        region->in_op = false;
-        if (status == KVB_OK || op->undoes != KVB_OK) {
+    r"""        if (status == KVB_OK || op->undoes != KVB_OK) {
             (void)region;""")
 row("sleep_again_is_nothing", "P4", "a sleep while asleep does nothing", "server/connector/plan.c", "test_plan, test_instance",
     "if (plan->nrelease == 0 && (!now->opted_out || opt_out)) {",
@@ -821,8 +819,8 @@ row("rdma_a_failed_registration_is_told", "P3", "memory that could not be regist
     "    if (!memory->optional || status == KVB_ERR_INVALID) {",
     "    if (false) {")
 row("rdma_a_transfer_ends_when_its_work_is_back", "P3", "a transfer ends when none of its work is posted", "transport/rdma/peer.c", "test_rdma, test_rdma_messages, test_rdma_lane, test_rdma_release",
-    "    if (ask->work.posted > 0) {\n        leave_moving(ask);",
-    "    if (false) {\n        leave_moving(ask);")
+    "    } else if (ask->work.posted == 0) {\n        stopped(ask);",
+    "    } else if (true) {\n        stopped(ask);")
 row("rdma_a_get_is_done_when_all_came_back", "P2", "a get is done when all its reads have come back", "transport/rdma/peer.c", "test_rdma, test_rdma_faults, test_rdma_unhashed",
     "        (!ask->get || ask->work.bytes == ask->body_len)) {",
     "        true) {")
@@ -832,10 +830,10 @@ row("rdma_bytes_are_checked", "P2", "a get whose bytes do not match their checks
 row("rdma_quiesced_at_its_bound", "P5", "a transfer that does not stop is quiesced at its bound", "transport/rdma/peer.c", "test_rdma, test_rdma_faults, test_rdma_release",
     "    rlane_fail_by(&ask->lane->lane, KVB_ERR_CANCELED, now_ns + left_ns / 2);",
     "    (void)left_ns;")
-row("rdma_granted_space_is_taken_back_with_the_queue_pair", "P2", "granted space is free only when its queue pair is destroyed", "transport/rdma/server.c", "test_rdma_calls, test_rdma_release, test_rdma",
+row("rdma_granted_space_is_taken_back_with_the_queue_pair", "P2", "granted space is free only when its queue pair is destroyed", "transport/rdma/server.c", "test_rdma_release",
     "        rlane_destroy_queue(&lane->lane, KVB_ERR_TIMEOUT);",
     "        rlane_fail(&lane->lane, KVB_ERR_TIMEOUT);")
-row("rdma_a_lane_ends_after_its_queue_pair", "P3", "a lane is not told lost before its queue pair is destroyed", "transport/rdma/lane.c", "test_rdma_calls, test_rdma_release",
+row("rdma_a_lane_ends_after_its_queue_pair", "P3", "a lane is not told lost before its queue pair is destroyed", "transport/rdma/lane.c", "test_rdma_lane",
     "        if (!destroy_queue(lane)) {\n            look_again(lane);\n            return false;\n        }",
     "        if (!destroy_queue(lane)) {\n            lane->qp = NULL;\n        }")
 row("b34_what_is_not_flushed_ends_all_the_same", "P5", "work whose completions never come ends at a bound", "transport/rdma/lane.c", "test_rdma_faults, test_rdma_lane, test_rdma",

@@ -49,6 +49,35 @@ Test(rdma_lane, a_deadline_ends_a_transfer_whose_work_does_not_come_back)
     rdma_sim_close(&rig);
 }
 
+/* Until the device has let go of it, it may still write: nothing is told as over, and it is asked
+ * for again. */
+Test(rdma_lane, a_queue_pair_that_is_not_let_go_of_is_asked_for_again)
+{
+    static struct rdma_sim rig;
+    struct rdma_job job;
+    held_put(&rig, &job, 0);
+    struct fake_counts before = rig.fake->open;
+    fake_verbs_fail("ibv_destroy_qp", 0, EBUSY);
+    job.inside = true;
+    kvt_transfer_cancel(&job.transfer, rdma_in_ms(&rig, 200));
+    job.inside = false;
+    bool failed = false;
+    for (int i = 0; i < 100000 && !failed; i++) {
+        rdma_step(&rig);
+        failed = fake_verbs_has_failed();
+        cr_assert(failed || !job.done);
+    }
+    cr_assert(failed && !job.done);
+    cr_assert(rdma_run_until(&rig, &job.done, BOUND_MS));
+    cr_assert_eq(job.status, KVB_ERR_CANCELED);
+    fake_verbs_mute(FAKE_ASKER, false);
+    cr_assert(rdma_sim_recovers(&rig, 1));
+    rdma_advance(&rig, 1000);
+    const char *leak = fake_verbs_leak(&before);
+    cr_assert_null(leak, "%s", leak);
+    rdma_sim_close(&rig);
+}
+
 /* Long questions and long answers at the same time, where little room is granted: each end must
  * still be able to say that it has room. */
 Test(rdma_lane, two_floods_do_not_stop_each_other)

@@ -150,6 +150,9 @@ static bool writer_is_stopped(uint32_t turns, uint64_t seed, bool wire_goes_on)
         kvt_answer(request, KVB_ERR_TIMEOUT, NULL, 0);
         memset(rig.node_memory.base, 'n', MIB(1)); /* at once another object's */
         rig.stopped[SIDE_WIRE] = false;
+        rig.stopped[SIDE_NODE] = true; /* what arrives does not wait for its next turn */
+        rdma_advance(&rig, 10);
+        rig.stopped[SIDE_NODE] = false;
         rdma_advance(&rig, 30000);
         rig.stopped[SIDE_ASKER] = false;
         cr_assert_neq(rdma_job_wait(&job), KVB_OK, "turn %u", turns);
