@@ -857,7 +857,7 @@ row("b36_link_local_is_not_taken", "P5", "an address that others cannot reach is
 
 # ---- server/control: an operation of all instances ----
 row("fan_a_failure_is_taken_back", "P4", "what failed on one instance is taken back on the others", "server/control/fan.c", "test_control",
-    "    } else if (fan->record.status != KVB_OK) {\n        fan->phase = FAN_UNDO;",
+    "    } else if (fan->own.record.status != KVB_OK) {\n        fan->phase = FAN_UNDO;",
     "    } else if (false) {\n        fan->phase = FAN_UNDO;")
 row("fan_only_what_was_done_is_taken_back", "P4", "an instance that had nothing to do is not taken back", "server/control/fan.c", "test_control",
     "    if (fan->phase == FAN_FIRST && status == KVB_OK && !outcome->nothing_to_do) {",
@@ -869,7 +869,7 @@ row("fan_deepens_at_all", "P4", "when all sleep, level 2 discards", "server/cont
     "    } else if (ask->operation == KVP_OP_SLEEP && ask->level == 2) {",
     "    } else if (false) {")
 row("fan_begins_with_all_or_not", "P4", "with one instance away nothing begins", "server/control/fan.c", "test_control",
-    "    if (all && fan->record.status != KVB_OK) { /* nothing has begun */",
+    "    if (all && fan->own.record.status != KVB_OK) { /* nothing has begun */",
     "    if (false) {")
 row("fan_nobody_joins_what_failed", "P4", "nobody joins what is about to be taken back", "server/control/fan.c", "test_control",
     "    if (can && one_fails(control)) {",
@@ -878,8 +878,8 @@ row("fan_a_cancel_takes_back_what_ended", "P4", "a cancel takes back also what h
     "    bool some = fan->all; /* also what has ended is taken back */",
     "    bool some = false;")
 row("fan_is_answered_once", "P5", "everyone who asked is answered", "server/control/fan.c", "test_control",
-    "        kvb_list_push_back(&fan->askers, &pending->wait_link);\n        return fan->record.id;",
-    "        return fan->record.id;")
+    "        kvb_list_push_back(&fan->askers, &pending->wait_link);\n        return fan->own.record.id;",
+    "        return fan->own.record.id;")
 row("take_back_lifts_its_own_stop", "P4", "taking back lifts only the stop that it set", "server/connector/plan.c", "test_plan, test_instance",
     "    plan->lift = found->stop & ~found->before.stopped_by;",
     "    plan->lift = found->stop;")
@@ -898,8 +898,8 @@ row("link_hello_comes_once", "P3", "hello comes first and once", "server/link/se
     "    if ((frame->type == KVB_LINK_HELLO) == session->attached) {",
     "    if (frame->type != KVB_LINK_HELLO && !session->attached) {")
 row("link_calls_have_a_bound", "P5", "a call of the engine has a bound", "server/link/session.c", "test_link",
-    "    kvb_sched_timer_set(session->owner->config.sched, &call->bound, deadline_ns);\n",
-    "")
+    "    kvb_sched_timer_set(session->owner->config.sched, &call->bound, deadline_ns);\n    if (type",
+    "    if (type")
 row("link_answers_are_of_their_question", "P5", "an answer of another type than was asked ends the connection", "server/link/session.c", "test_link",
     "    if (call->type != frame->type) {",
     "    if (false) {")
