@@ -28,9 +28,11 @@ SEEDS = os.environ.get("KVPLANE_SEEDS", "120")
 TOOLS = {
     "simulate": ["--seeds", SEEDS, "--no-shrink"],
     "lineage_explorer": [],
+    "connector_explorer": [],
+    "ticket_explorer": [],
 }
 ENVIRONMENT = {"KVPLANE_STATES": os.environ.get("KVPLANE_STATES", "700000"), "LC_ALL": "C"}
-LIMIT_S = {"simulate": 900, "lineage_explorer": 600, "it": 300, "": 180}
+LIMIT_S = {"simulate": 900, "it": 300, "": 300}
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, HERE)
@@ -136,7 +138,7 @@ class Test:
             command = [program, *(self.arguments or TOOLS[self.name])]
         else:
             command = [program, "--fail-fast", *([f"--filter={self.filter}"] if self.filter else [])]
-        limit = LIMIT_S["it" if self.integration else self.name if self.tool else ""]
+        limit = LIMIT_S["it" if self.integration else self.name if self.name in LIMIT_S else ""]
         with tempfile.TemporaryFile("w+", errors="replace") as out:
             process = subprocess.Popen(command, cwd=self.build.folder, env=environment, stdin=subprocess.DEVNULL, stdout=out,
                                        stderr=subprocess.STDOUT, start_new_session=True)

@@ -962,6 +962,165 @@ row("libkvplane_what_is_open_ends_with_the_session", "P5", "every call ends with
     "            complete_failed(kv, &call, result);\n",
     "            (void)call;\n")
 
+# ---- connector and tickets, found by the search of all states (tests/explore) ----
+row("rollback_is_skipped", "P4", "a failed operation undoes what it did", "server/connector/operation.c", "connector_explorer --lens alone",
+    "kvp_plan_undo(&op->plan, done, &op->before, &op->undo);",
+    "kvp_plan_undo(&op->plan, 0, &op->before, &op->undo);")
+row("undo_does_not_register", "P4", "what undoes an unregister registers again", "server/connector/plan.h:server/connector/plan.c,server/connector/steps.c,server/connector/operation.c", "connector_explorer --lens alone",
+    "false, false, KVP_STEP_RESTORE, KVP_STEP_REGISTER)",
+    "false, false, KVP_STEP_RESTORE)")
+row("undo_lets_it_sleep", "P4", "what undoes a pause lifts it", "server/connector/plan.h:server/connector/plan.c,server/connector/steps.c,server/connector/operation.c", "connector_explorer --lens alone",
+    'X(STOP, "pause", SCHEDULER, false, false, KVP_STEP_UNSTOP)',
+    'X(STOP, "pause", SCHEDULER, false, false, 0)')
+row("one_rank_s_failure_is_none", "P4", "a failure of one rank fails the step", "server/connector/steps.c", "connector_explorer --lens alone",
+    "if (status != KVB_OK && op->step_status == KVB_OK) {",
+    "if (status != KVB_OK && op->left > 1) {")
+row("forward_only_gives_up_at_once", "P4", "after the first discard it is tried again", "server/connector/operation.c", "connector_explorer --lens alone",
+    r"""    op->plan.steps[op->plan.nsteps++] = KVP_STEP_DISCARD;
+""",
+    "")
+row("where_tags_should_be_is_forgotten", "P4", "where a failed operation leaves a tag is where it was", "server/connector/operation.c", "connector_explorer --lens asleep",
+    "            instance->want[i] = op->before.tags[i].residency;",
+    "            (void)instance;")
+row("cancel_resumes_a_pause", "P4", "a cancel lifts no pause that stood before", "server/connector/operation.c", "connector_explorer --lens clients",
+    "op->before.scheduler == KVP_SCHEDULER_RUNNING) { /* a pause",
+    "op->before.scheduler <= 9) { /* a pause")
+row("failed_resume_stays_done", "P4", "a resume that failed leaves nothing resumed", "server/connector/steps.c", "connector_explorer --lens steps",
+    "if (running && (!resident || stoppers != 0)) {",
+    "if (running && !resident) {")
+row("answered_twice", "P5", "a request is answered once", "server/connector/operation.c", "connector_explorer --lens alone",
+    "            caller->done(caller->arg, &outcome);",
+    r"""            caller->done(caller->arg, &outcome);
+            caller->done(caller->arg, &outcome);""")
+row("never_answered_when_its_turn_is_over", "P5", "a request that waits ends with its turn", "server/connector/operation.c", "connector_explorer --lens steps",
+    r"""    set_timer(op, on_turn_over, op->record.deadline_ns);
+""",
+    "")
+row("state_has_no_deadline", "P5", "asking for the state has a deadline", "server/connector/steps.c", "connector_explorer --lens alone",
+    "kvp_instance_bound(op->instance, KVB_LINK_STATE));",
+    "KVB_NEVER);")
+row("drain_has_no_deadline", "P5", "a drain has a deadline", "server/connector/operation.c", "connector_explorer --lens alone",
+    r"""op->drain_deadline_ns = kvp_instance_in_ms(instance, op->fleet->config.bounds.drain_ms);
+    op->record""",
+    r"""op->drain_deadline_ns = KVB_NEVER;
+    op->record""")
+row("forward_without_end", "P5", "going forward has an end", "server/connector/operation.c", "connector_explorer --lens alone",
+    "op->tries >= bounds->forward_tries || ",
+    "")
+row("a_gone_rank_is_waited_for_for_good", "P5", "a rank that is gone is not waited for", "server/connector/operation.c", "connector_explorer --lens dies",
+    r"""        set_timer(op, on_gone, kvp_instance_in_ms(instance, GONE_MS));
+""",
+    "")
+row("nobody_asks_a_silent_rank_again", "P5", "a rank that was silent is asked again", "server/connector/steps.c", "connector_explorer --lens alone",
+    r"""session->unknown = true;
+            kvp_instance_schedule_reconcile(instance);""",
+    "session->unknown = true;")
+row("unregister_is_skipped", "P3", "memory goes after it is unregistered", "server/connector/steps.c", "connector_explorer --lens alone",
+    "        return on_ranks(op, who, ask_unregister);",
+    "        return false;")
+row("memory_goes_before_it_is_unregistered", "P3", "unregister comes before release", "server/connector/plan.c", "connector_explorer --lens alone",
+    r"""        add(plan, KVP_STEP_UNREGISTER);
+        add(plan, KVP_STEP_OFFLOAD);
+    }
+    if (plan->nrelease > 0) {
+        add(plan, KVP_STEP_DISCARD);
+    }""",
+    r"""    }
+    if (plan->nrelease > 0) {
+        add(plan, KVP_STEP_DISCARD);
+        add(plan, KVP_STEP_UNREGISTER);
+    }""")
+row("registered_by_guess", "P3", "only what is freshly handed over is registered", "server/connector/steps.c", "connector_explorer --lens alone",
+    "        return on_ranks(op, who, ask_restore);",
+    "        return false;")
+row("partial_wake_says_all", "P3", "a partial wake brings back what was named", "server/connector/steps.c", "connector_explorer --lens asleep",
+    r"""if (tag == NULL || (call->tags & (1u << i)) == 0) {
+            continue;
+        }
+        tag->residency =""",
+    r"""if (tag == NULL) {
+            continue;
+        }
+        tag->residency =""")
+row("a_silent_rank_is_taken_for_what_it_was", "P3", "a rank that was silent is unknown", "server/connector/steps.c", "connector_explorer --lens alone",
+    r"""            session->unknown = true;
+""",
+    "")
+row("ranks_that_differ_are_one", "P3", "ranks that differ are not taken for one", "server/connector/steps.c", "connector_explorer --lens alone",
+    "if (session->unknown || bare || (any && all != tag->residency)) {",
+    "if (session->unknown) {")
+row("partial_wake_lifts_all", "P3", "a partial wake lifts nothing", "server/connector/plan.c", "connector_explorer --lens asleep",
+    "bool last = plan->nrestore > 0 && plan->nrestore == missing;",
+    "bool last = plan->nrestore > 0;")
+row("open_while_asleep", "P1", "closed while a tag is not resident", "server/connector/lineage.c", "connector_explorer --lens alone",
+    "!l->update && l->resident && !l->echoed &&",
+    "!l->update && !l->echoed &&")
+row("the_word_of_another_rank_s_cache", "P1", "whose cache was reset is compared", "server/connector/fleet.c", "connector_explorer --lens store",
+    "hello_p->local_reset_done && kvb_id_none(cache.id);",
+    "hello_p->local_reset_done;")
+row("reset_before_the_leave_is_acknowledged", "P1", "leave, acknowledged, then reset", "server/connector/lineage.c", "connector_explorer --lens store",
+    r"""    if (l->ack != KVP_ACK_LEFT) {
+        l->reset_ask = ask;
+    }""",
+    "    l->reset_ask = ask;")
+row("a_cache_of_other_weights", "P1", "resets of earlier weights are forgotten", "server/connector/steps.c", "connector_explorer --lens dies",
+    r"""                forget_resets(instance);
+""",
+    "")
+row("ticket_without_deadline", "P2", "a ticket ends at its deadline", "store/core/core.c", "ticket_explorer --lens torn",
+    "lease != 0 && lease_at(core, lease)->deadline_ns > now_ns;",
+    "lease != 0;")
+row("ticket_is_not_asked_for", "P2", "a read succeeds only if its ticket was still held", "store/core/core.c", "ticket_explorer --lens torn",
+    "return held || kvb_fault(KVB_FAULT_TICKET_IGNORED) ? KVB_OK : KVB_ERR_TICKET;",
+    "return KVB_OK;")
+row("ticket_does_not_keep_the_space", "P2", "what has a ticket is not evicted", "store/core/core.c", "ticket_explorer --lens torn",
+    r"""    kvs_object_relock(core, handle);
+    kvs_hold_give""",
+    "    kvs_hold_give")
+row("commit_after_its_deadline", "P2", "an attempt that is late is not committed", "store/core/core.c", "ticket_explorer --lens torn",
+    "if (lease_at(core, lease)->deadline_ns <= now_ns) {",
+    "if (now_ns == 0) {")
+row("commit_out_of_quarantine", "P2", "what is in quarantine is not committed", "store/core/core.c", "ticket_explorer --lens deaths",
+    r"""if (object->state == OBJECT_QUARANTINED) {
+        return KVB_ERR_TIMEOUT;
+    }""",
+    r"""if (object->state == OBJECT_QUARANTINED) {
+        kvs_lease_drop(core, lease);
+        return KVB_OK;
+    }""")
+row("second_commit_replaces", "P2", "committing an existing key keeps the first", "store/core/core.c", "ticket_explorer --lens torn",
+    "if (other->group == object->group && other->part == object->part) {",
+    "if (other == object) {")
+row("commit_of_a_retired_lineage", "P2", "what was cleared meanwhile is fenced", "store/core/core.c", "ticket_explorer --lens reset",
+    r"""kvb_status_t status = scope_cleared(core, scope_at(core, object->scope))
+                              ? KVB_ERR_FENCED
+                              : commit_check(core, object);""",
+    "kvb_status_t status = commit_check(core, object);")
+row("put_under_a_retired_lineage", "P2", "a retired lineage takes no put", "store/core/core.c", "ticket_explorer --lens reset",
+    "if (kvs_lineage_retired(core, where->lineage)) {",
+    "if (core->ntenants > 99) {")
+row("writer_s_space_is_free_at_once", "P2", "space of a late attempt stays in quarantine", "store/core/lease.c", "ticket_explorer --lens deaths",
+    "if (kvb_fault_all(KVB_FAULT_TICKET_IGNORED)) {",
+    "if (handle != 0) {")
+row("revoked_is_free_while_it_is_written", "P2", "what is revoked under its writer stays in quarantine", "store/core/core.c", "ticket_explorer --lens deaths",
+    "    if (writer_stopped) {",
+    "    if (writer_stopped || lease != 0) {")
+row("stopped_before_it_is", "P2", "a session that ended is not yet stopped", "store/core/lease.c", "ticket_explorer --lens deaths",
+    r"""    if (handle != 0) {
+        session_end(core, handle);
+    }
+}""",
+    r"""    kvs_core_session_stopped(core, id);
+    (void)handle;
+}""")
+row("a_dead_reader_s_ticket_stays", "P2", "tickets end with their session", "store/core/lease.c", "ticket_explorer --lens deaths",
+    "if (object_at(core, lease_at(core, lease)->object)->state != OBJECT_QUARANTINED) {",
+    "if (lease_at(core, lease)->kind == LEASE_ATTEMPT && object_at(core, lease_at(core, lease)->object)->state != OBJECT_QUARANTINED) {")
+row("what_was_promised_is_evicted", "P2", "what was promised is not evicted", "store/core/lease.c", "ticket_explorer --lens held",
+    r"""    kvs_object_lock(core, object, &plan);
+    return true;""",
+    "    return true;")
+
 # ---- bugs of the kinds that others have shipped ----
 planted("get_of_an_earlier_stay", "B02", "a fence left open", "the engine's stay is over, and what was begun in it still counts", "server/link/tasks.c", "simulate",
     "if (!unfenced && !kvb_token_equal(token, stay->token)) {",
