@@ -62,12 +62,13 @@ static bool is_command(const char *name)
 
 static int run(int argc, char **argv, bool *raw_p)
 {
+    static char json[] = "--json";
     int rc = 0;
     for (int i = 1; i < argc; i++) {
         *raw_p = *raw_p || strncmp(argv[i], "--json", 6) == 0;
         /* What needs a connection of its own is not asked for. */
         if (strncmp(argv[i], "--follow", 8) == 0) {
-            argv[i] = (char[]){"--json"};
+            argv[i] = json;
             *raw_p = true;
         }
     }
