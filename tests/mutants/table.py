@@ -1182,3 +1182,9 @@ planted("a_transfer_ends_twice", "B41", "an end that comes twice", "a transfer t
     ask->over = true;""",
     r"""    struct peer *peer = ask->peer;
     ask->over = true;""")
+planted("the_ticket_is_looked_at_once", "B25", "a torn read", "a read succeeds whether its ticket was still held or not", "store/core/core.c", "ticket_explorer --lens torn",
+    "return held || kvb_fault(KVB_FAULT_TICKET_IGNORED) ? KVB_OK : KVB_ERR_TICKET;",
+    "return KVB_OK;")
+planted("a_writer_s_space_is_used_under_it", "B23", "space is used too early", "space of a writer that is late is used although it may write still", "store/core/lease.c", "ticket_explorer --lens deaths",
+    "if (kvb_fault_all(KVB_FAULT_TICKET_IGNORED)) {",
+    "if (handle != 0) {")
