@@ -119,6 +119,9 @@ static void on_rank_answer(void *arg, kvb_status_t status, const union kvp_rank_
     if (status == KVB_ERR_TIMEOUT) {
         mark_unknown(call->instance, rank_call->rank);
     }
+    if (call->what == KVP_DO_FINGERPRINT && status == KVB_ERR_NO_MEMORY) {
+        status = KVB_ERR_IO; /* the engine has none for it; what is asked again is our own lack */
+    }
     if (status != KVB_OK && call->status == KVB_OK) {
         call->status = status;
     }

@@ -124,6 +124,9 @@ struct kvp_instance {
     struct kvb_list beside; /* take no slot */
     uint32_t nbeside;
     bool reconcile; /* something is not as it should be, or not known */
+    /* A PAUSE was not answered in time: until a RESUME is, the engine may stop at any moment,
+     * whatever it says of itself now. */
+    bool pause_open;
     struct kvb_timer reconcile_timer;
     struct kvb_event pump;
 

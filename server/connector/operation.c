@@ -322,11 +322,14 @@ static void cancel(struct kvp_op *op, const char *who)
         struct kvp_rank *rank = instance->sessions[i].rank;
         if (step == KVP_STEP_DRAIN && (rank->roles & KVB_ROLE_WORKER) != 0) {
             rank->ops->drain_stop(rank->impl);
-        } else if (step == KVP_STEP_STOP && (rank->roles & KVB_ROLE_SCHEDULER) != 0 &&
-                   op->before.scheduler == KVP_SCHEDULER_RUNNING) { /* a pause stays one */
-            struct kvb_link_resume msg = {.operation = op->record.id};
-            rank->ops->call(rank->impl, KVB_LINK_RESUME, &msg,
-                            kvp_instance_bound(instance, KVB_LINK_RESUME), on_engine_resumed, NULL);
+        } else if (step == KVP_STEP_STOP && (rank->roles & KVB_ROLE_SCHEDULER) != 0) {
+            uint64_t bound_ns = kvp_instance_bound(instance, KVB_LINK_RESUME);
+            rank->ops->hurry_pauses(rank->impl, bound_ns);
+            if (op->before.scheduler == KVP_SCHEDULER_RUNNING) { /* a pause stays one */
+                struct kvb_link_resume msg = {.operation = op->record.id};
+                rank->ops->call(rank->impl, KVB_LINK_RESUME, &msg, bound_ns, on_engine_resumed,
+                                NULL);
+            }
         }
     }
 }

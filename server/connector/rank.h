@@ -84,10 +84,13 @@ struct kvp_rank_ops {
     /*
      * Sends a request of the link (LINEAGE … STATE) whose message struct is msg (NULL for those
      * without one); done comes exactly once, later, never inside call. Messages of one rank keep
-     * their order. A PAUSE that is still open at a RESUME is given that one's deadline, if earlier.
+     * their order.
      */
     void (*call)(void *rank, enum kvb_link_type type, const void *msg, uint64_t deadline_ns,
                  kvp_rank_call_fn done, void *arg);
+    /* Gives every PAUSE that is open this deadline, if its own is later: who cancels the drain of
+     * an engine that hangs does not wait for the drain's bound. */
+    void (*hurry_pauses)(void *rank, uint64_t deadline_ns);
     /*
      * Waits until no put or get is queued or running. abort: queued ones are failed at once and
      * running ones stopped within the transfers' abort bound. TIMEOUT at the deadline, with nothing

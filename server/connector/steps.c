@@ -357,6 +357,7 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
             KVP_LINEAGE(instance, local_reset, call->ask, status);
             break;
         case KVB_LINK_PAUSE:
+            instance->pause_open = instance->pause_open || status == KVB_ERR_TIMEOUT;
             if (status == KVB_OK) {
                 KVP_LINEAGE(instance, stopped, true);
                 bool legal = kvp_fsm_scheduler(&instance->fsm, KVP_SCHED_IDLE);
@@ -366,6 +367,7 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
             break;
         case KVB_LINK_RESUME:
             if (status == KVB_OK) {
+                instance->pause_open = false;
                 KVP_LINEAGE(instance, stopped, false);
                 bool legal = kvp_fsm_scheduler(&instance->fsm, KVP_SCHED_RUN);
                 kvb_assert(legal);
@@ -639,8 +641,8 @@ static void converge(struct kvp_op *op)
     }
 }
 
-/* Paused while nothing stops it, running while something does (a resume that failed, and was done
- * all the same), or running on memory that is not there. */
+/* Paused, or about to be, while nothing stops it, running while something does (a resume that
+ * failed, and was done all the same), or running on memory that is not there. */
 static bool settle_scheduler(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
@@ -662,7 +664,7 @@ static bool settle_scheduler(struct kvp_op *op)
         kvb_assert(legal);
         return on_ranks(op, KVP_WHO_SCHEDULER, ask_pause);
     }
-    if (!running && resident && stoppers == 0) {
+    if ((!running || instance->pause_open) && resident && stoppers == 0) {
         return on_ranks(op, KVP_WHO_SCHEDULER, ask_resume);
     }
     return false;

@@ -17,6 +17,12 @@ static void op_call(void *impl, enum kvb_link_type type, const void *msg, uint64
     kvp_session_call(rank->session, type, msg, deadline_ns, done, arg);
 }
 
+static void op_hurry_pauses(void *impl, uint64_t deadline_ns)
+{
+    struct kvp_link_rank *rank = impl;
+    kvp_session_hurry_pauses(rank->session, deadline_ns);
+}
+
 static void op_drain(void *impl, bool abort, uint64_t deadline_ns, kvp_rank_done_fn done, void *arg)
 {
     kvp_tasks_drain(impl, abort, deadline_ns, done, arg);
@@ -83,6 +89,7 @@ static void op_disconnect(void *impl, const char *reason)
 
 const struct kvp_rank_ops kvp_link_rank_ops = {
     .call = op_call,
+    .hurry_pauses = op_hurry_pauses,
     .drain = op_drain,
     .drain_stop = op_drain_stop,
     .progress = op_progress,

@@ -180,19 +180,6 @@ static void pack_call(struct kvb_writer *writer, uint16_t type, const void *msg)
     }
 }
 
-/* An engine answers them when it gets a RESUME; one that hangs is not waited for until its drain
- * bound by who has canceled that drain. */
-static void hurry_pauses(struct kvp_session *session, uint64_t deadline_ns)
-{
-    kvb_list_each(&session->calls, link)
-    {
-        struct call *call = kvb_container_of(link, struct call, link);
-        if (call->type == KVB_LINK_PAUSE && call->bound.deadline_ns > deadline_ns) {
-            kvb_sched_timer_set(session->owner->config.sched, &call->bound, deadline_ns);
-        }
-    }
-}
-
 void kvp_session_call(struct kvp_session *session, enum kvb_link_type type, const void *msg,
                       uint64_t deadline_ns, kvp_rank_call_fn done, void *arg)
 {
@@ -215,12 +202,20 @@ void kvp_session_call(struct kvp_session *session, enum kvb_link_type type, cons
         return;
     }
     kvb_sched_timer_set(session->owner->config.sched, &call->bound, deadline_ns);
-    if (type == KVB_LINK_RESUME) {
-        hurry_pauses(session, deadline_ns);
-    }
     pack_call(&call->frame, call->type, msg);
     if (session->attached) {
         kvp_stream_send(session->stream, call->type, 0, call->seq, &call->frame);
+    }
+}
+
+void kvp_session_hurry_pauses(struct kvp_session *session, uint64_t deadline_ns)
+{
+    kvb_list_each(&session->calls, link)
+    {
+        struct call *call = kvb_container_of(link, struct call, link);
+        if (call->type == KVB_LINK_PAUSE && call->bound.deadline_ns > deadline_ns) {
+            kvb_sched_timer_set(session->owner->config.sched, &call->bound, deadline_ns);
+        }
     }
 }
 

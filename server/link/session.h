@@ -33,5 +33,7 @@ void kvp_session_reply_status(struct kvp_session *session, uint16_t type, uint64
 /* kvp_rank_ops.call */
 void kvp_session_call(struct kvp_session *session, enum kvb_link_type type, const void *msg,
                       uint64_t deadline_ns, kvp_rank_call_fn done, void *arg);
+/* kvp_rank_ops.hurry_pauses */
+void kvp_session_hurry_pauses(struct kvp_session *session, uint64_t deadline_ns);
 
 #endif

@@ -382,6 +382,12 @@ static void rank_drain(void *impl, bool abort, uint64_t deadline_ns, kvp_rank_do
     call->done = done;
 }
 
+static void rank_hurry_pauses(void *impl, uint64_t deadline_ns)
+{
+    (void)impl; /* any call may time out at any moment */
+    (void)deadline_ns;
+}
+
 static void rank_drain_stop(void *impl)
 {
     struct rank *rank = impl;
@@ -474,6 +480,7 @@ static const struct kvp_rank_ops rank_ops = {
     .call = rank_call,
     .drain = rank_drain,
     .drain_stop = rank_drain_stop,
+    .hurry_pauses = rank_hurry_pauses,
     .progress = rank_progress,
     .stay_changed = rank_stay_changed,
     .unregister = rank_unregister,

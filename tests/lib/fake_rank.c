@@ -161,7 +161,7 @@ static void fill_state(const struct fake_rank *rank, struct kvb_engine_state *st
 {
     const struct fake_engine *engine = rank->engine;
     memset(state, 0, sizeof *state);
-    state->paused = engine->paused && kvb_list_empty(&engine->pauses);
+    state->paused = engine->paused && !engine->stopping;
     state->pause_mode = engine->pause_mode;
     state->weight_change_running = engine->update;
     state->weights_written = rank->weights_written;
@@ -201,6 +201,7 @@ static kvb_status_t do_relay(struct fake_call *call)
 
 static void end_pauses(struct fake_engine *engine, kvb_status_t status)
 {
+    engine->stopping = false;
     for (struct kvb_list *link; (link = kvb_list_first(&engine->pauses)) != NULL;) {
         struct fake_call *call = kvb_container_of(link, struct fake_call, link);
         kvb_list_remove(&call->link);
@@ -232,7 +233,8 @@ static bool effect(struct fake_call *call)
             engine->busy = 0;
             engine->held = 0;
         }
-        if (engine->busy == 0 || call->msg.pause.mode == KVB_PAUSE_KEEP) {
+        engine->stopping = engine->busy > 0 && call->msg.pause.mode != KVB_PAUSE_KEEP;
+        if (!engine->stopping) {
             return true;
         }
         kvb_list_remove(&call->link);
@@ -449,6 +451,25 @@ static void fake_call(void *impl, enum kvb_link_type type, const void *msg, uint
     tell(call, KVB_IN_PROGRESS);
 }
 
+static void hurry(struct kvb_list *calls, const struct fake_rank *rank, uint64_t deadline_ns)
+{
+    kvb_list_each(calls, link)
+    {
+        struct fake_call *call = kvb_container_of(link, struct fake_call, link);
+        if (call->rank == rank && call->type == KVB_LINK_PAUSE && call->deadline_ns > deadline_ns) {
+            call->deadline_ns = deadline_ns;
+            kvb_sched_timer_set(&rank->engine->sim->sched, &call->timer, deadline_ns);
+        }
+    }
+}
+
+static void fake_hurry_pauses(void *impl, uint64_t deadline_ns)
+{
+    struct fake_rank *rank = impl;
+    hurry(&rank->calls, rank, deadline_ns);
+    hurry(&rank->engine->pauses, rank, deadline_ns);
+}
+
 static void fake_drain(void *impl, bool abort, uint64_t deadline_ns, kvp_rank_done_fn done,
                        void *arg)
 {
@@ -571,6 +592,7 @@ static const struct kvp_rank_ops fake_ops = {
     .call = fake_call,
     .drain = fake_drain,
     .drain_stop = fake_drain_stop,
+    .hurry_pauses = fake_hurry_pauses,
     .progress = fake_progress,
     .stay_changed = fake_stay_changed,
     .unregister = fake_unregister,
@@ -595,6 +617,7 @@ static void rank_gone(struct fake_rank *rank)
             complete(call, KVB_ERR_DISCONNECTED);
         }
     }
+    rank->engine->stopping = false; /* it answers nobody, and is paused */
     struct kvp_instance *instance = rank->instance;
     rank->instance = NULL;
     for (uint32_t i = 0; i < FAKE_TAGS_MAX; i++) {

@@ -78,6 +78,7 @@ struct fake_engine {
     bool paused;
     enum kvb_pause_mode pause_mode;
     struct kvb_list pauses; /* not idle yet */
+    bool stopping;          /* the same, also when nobody waits for it any more */
     uint32_t busy;          /* running requests */
     uint32_t held;          /* blocks of the local cache that are held */
     uint32_t cached;        /* and those that are not */

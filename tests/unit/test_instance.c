@@ -1760,6 +1760,52 @@ Test(instance, a_canceled_sleep_leaves_a_pause_that_was_there_before)
     world_close(&w);
 }
 
+/* An engine that was asked to stop says that it runs until it is idle. */
+Test(instance, a_pause_that_nobody_waits_for_any_more_is_taken_back)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    w.engine.busy = 1;
+    struct told *told = world_do(&w, "pause wait");
+    cr_expect_eq(told->status, KVB_ERR_TIMEOUT, "%s", told->message);
+    sim_advance(&w.sim, 60000);
+    cr_expect(!world_view(&w).is_paused);
+    cr_expect(!w.engine.paused, "it was told to go on");
+    fake_engine_finish_requests(&w.engine);
+    sim_advance(&w.sim, 60000);
+    cr_expect(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
+/* Who cancels what hangs does not wait for the drain's bound, also where a pause was there before.
+ */
+Test(instance, a_cancel_of_a_drain_that_hangs_ends_as_soon_as_a_resume_would)
+{
+    static const char *const before[] = {"", "pause keep"};
+    for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
+        struct world w;
+        world_open(&w, 2, true);
+        if (before[i][0] != '\0') {
+            OK(&w, before[i]);
+        }
+        w.engine.busy = 1;
+        w.engine.fault = FAKE_SILENT;
+        w.engine.fault_at = w.engine.ncalls + 1;
+        struct told *told = world_start(&w, "sleep 1 wait");
+        sim_settle(&w.sim);
+        w.engine.mute = true;
+        cr_assert_eq(kvp_fleet_cancel(w.fleet, told->operation_id), KVB_OK);
+        sim_advance(&w.sim, kvb_link_info(KVB_LINK_RESUME)->bound_ms + 1);
+        w.engine.mute = false;
+        sim_advance(&w.sim, 60000);
+        cr_expect_eq(told->times, 1, "%s", before[i]);
+        cr_expect_eq(told->status, KVB_ERR_CANCELED, "%s", told->message);
+        cr_expect_eq(w.engine.paused, before[i][0] != '\0', "%s", before[i]);
+        cr_expect_eq(world_view(&w).is_paused, before[i][0] != '\0', "%s", before[i]);
+        world_close(&w);
+    }
+}
+
 Test(instance, a_resume_that_failed_and_was_done_all_the_same_is_undone)
 {
     for (uint64_t nth = 1; nth < 12; nth++) {
