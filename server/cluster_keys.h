@@ -103,7 +103,7 @@
       "an HTTP connection without a request is closed after it")                                   \
     X(receive_timeout, TIME, "receive-timeout", "300s", "1s 24h",                                  \
       "a connection whose request, or whose TLS handshake, has begun and is not whole by then is " \
-      "closed")                                                                                    \
+      "closed, when another comes or asks")                                                        \
     X(metrics_compat, SWITCH, "metrics-compat", "false", "",                                       \
       "/metrics also shows names of vLLM and of Mooncake")                                         \
     X(log_level, CHOICE, "log-level", "info", "error warn info debug trace", "lines to stderr")    \

@@ -24,6 +24,7 @@ struct listing {
     uint64_t until_ns;
     uint32_t limit;
     uint32_t nsilent;
+    bool incomplete; /* for want of memory: no page that lacks something is told */
     json_t *objects;
     json_t *silent;
     char node[64]; /* that is asked, or is next; "": there is none */
@@ -62,7 +63,11 @@ static void reply(struct listing *listing)
                        ? json_null()
                        : json_sprintf("objects:%s/%" PRIu32 ".%" PRIu32 ".%" PRIu32, listing->node,
                                       place->shard, place->bucket, place->object);
-    if (listing->request != NULL) {
+    if (listing->request != NULL && listing->incomplete) {
+        json_decref(next);
+        kvp_control_reply_error(listing->control, listing->request, KVB_ERR_NO_MEMORY, NULL,
+                                "no memory for the list: ask for fewer with limit");
+    } else if (listing->request != NULL) {
         json_t *body = json_pack("{s:s, s:O, s:O, s:I, s:o}", "namespace", listing->list.tenant,
                                  "objects", listing->objects, "silent", listing->silent,
                                  "nodes_silent", (json_int_t)listing->nsilent, "next", next);
@@ -106,8 +111,11 @@ static void go_on(struct listing *listing, bool or_same)
 static void is_silent(struct listing *listing, kvb_status_t status)
 {
     listing->nsilent++;
-    (void)json_array_append_new(listing->silent, json_pack("{s:s, s:s}", "node", listing->node,
-                                                           "result", kvb_status_label(status)));
+    json_t *silent =
+        json_pack("{s:s, s:s}", "node", listing->node, "result", kvb_status_label(status));
+    if (json_array_append_new(listing->silent, silent) != 0) {
+        listing->incomplete = true;
+    }
     go_on(listing, false);
 }
 
@@ -141,8 +149,10 @@ static void on_listed(struct kvp_cluster_list *ask, kvb_status_t status)
         is_silent(listing, status);
     } else {
         for (uint32_t i = 0; i < listing->list.n; i++) {
-            (void)json_array_append_new(listing->objects,
-                                        object_json(listing, &listing->list.at[i]));
+            json_t *object = object_json(listing, &listing->list.at[i]);
+            if (json_array_append_new(listing->objects, object) != 0) {
+                listing->incomplete = true;
+            }
         }
         if (!listing->list.more) {
             go_on(listing, false);

@@ -80,7 +80,10 @@ enum MHD_Result kvp_exchange_stream(struct kvp_exchange *exchange)
     struct kvp_http *http = exchange->http;
 
     pthread_mutex_lock(&http->lock);
-    bool full = http->nstreams == KVP_HTTP_STREAMS_MAX;
+    /* They have no end: half of those that may wait is left to calls (kvp_connections_crowded()).
+     */
+    bool full = http->nstreams == KVP_HTTP_STREAMS_MAX ||
+                http->connections.counts[KVP_CONNECTION_STREAMING] >= http->connections.max / 4;
     if (!full) {
         exchange->stream.cursor = cursor_of(exchange);
         exchange->stream.beat = true; /* its first words come at once */
