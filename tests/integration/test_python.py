@@ -31,7 +31,8 @@ class Rest(harness.Case):
         daemon = self.daemon()
         self.engine(daemon, "a")
         client = self.client(daemon)
-        self.assertTrue(client.alive() and client.healthy())
+        self.assertTrue(client.alive())
+        harness.until("well", client.healthy)
         client.sleep(level=2)
         self.assertTrue(client.is_sleeping())
         client.wake_up(tags=["weights"])
@@ -77,7 +78,7 @@ class Rest(harness.Case):
         self.assertEqual(again.exception.label, failed.exception.label)
 
     def test_an_operation_is_followed_and_cancelled(self):
-        daemon = self.daemon("--drain-bound", "8s")
+        daemon = self.daemon("--drain-bound", "20s")
         self.engine(daemon, "a", "--misbehave", "pause-never")
         operation = self.client(daemon).begin("sleep", level=1)
         states = operation.progress(every_s=0.05)
@@ -120,7 +121,10 @@ class Rest(harness.Case):
                     pass
                 self.assertTrue(await client.alive())
                 self.assertEqual([one["instance"] async for one in client.instances()], ["a"])
-                streams = [asyncio.create_task(self.first(client.events())) for _ in range(2)]
+                begun = []
+                streams = [asyncio.create_task(self.first(client.events(after=0), begun)) for _ in range(2)]
+                while len(begun) < 2:
+                    await asyncio.sleep(0.01)
                 stuck.cancel()
                 for stream in streams:
                     stream.cancel()
@@ -128,21 +132,19 @@ class Rest(harness.Case):
                 await asyncio.wait_for(asyncio.gather(*(client.version() for _ in range(8))), harness.DEADLINE_S)
                 with self.assertRaises(asyncio.CancelledError):
                     await stuck
-                ended = client.sleep()
-                task = asyncio.create_task(ended)
-                while not (await client.instance("a")).get("operation"):
+                again = asyncio.create_task(client.pause())  # waits for its turn
+                while len([one async for one in client.operations()]) < 2:
                     pass
             with self.assertRaises(kvplane.Unreachable):
-                await task
+                await again
 
         asyncio.run(main())
 
     @staticmethod
-    async def first(events):
+    async def first(events, begun):
         async for event in events:
-            if event["kind"] == "never":
-                return event
-        return None
+            if event["kind"] == "attached":
+                begun.append(event)
 
     def test_a_daemon_that_is_not_there_is_said_so(self):
         with socket.socket() as nobody:

@@ -14,7 +14,7 @@ import json
 import sys
 from typing import Any, Sequence
 
-from .rest import Client, Error, Refused
+from .rest import VERB_TIMEOUT_S, Client, Error, Refused
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -44,7 +44,8 @@ def _run(client: Client, what: str, words: Sequence[str]) -> None:
     else:
         path = f"/{what}"
     parameters = _parameters(words)
-    print(json.dumps(client.get(path, **parameters) if what == "get" else client.post(path, **parameters), indent=2))
+    method = "GET" if what == "get" else "POST"
+    print(json.dumps(client._asked(method, path, parameters, None, VERB_TIMEOUT_S), indent=2))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -345,6 +345,7 @@ class Session:
         self._engine = engine
         self._handle = _VOID()
         self._failures: list[BaseException] = []
+        self._inside = False  # of a call that runs callbacks
         self._open_calls: set[Call] = set()
         self._open: dict[int, Callable[..., None]] = {}  # of calls that have not completed, by the number that is their arg
         self._last = 0
@@ -374,12 +375,12 @@ class Session:
 
     def process(self) -> bool:
         """Reads, writes, runs what is due; never blocks. False: there is no connection (reattach())."""
-        return self._ran(self._lib.kvplane_process(self._alive()))
+        return self._ran(lambda: self._lib.kvplane_process(self._alive()))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """As process(), once there is something to do or `timeout_s` has passed."""
-        result = self._lib.kvplane_wait(self._alive(), -1 if timeout_s is None else max(0, int(timeout_s * 1000)))
-        return self._ran(Result.OK if result == Result.TIMEOUT else result)
+        bound_ms = -1 if timeout_s is None else max(0, int(timeout_s * 1000))
+        return self._ran(lambda: self._lib.kvplane_wait(self._alive(), bound_ms))
 
     def attached(self) -> bool:
         return bool(self._lib.kvplane_attached(self._alive()))
@@ -395,9 +396,14 @@ class Session:
         self._check(self._lib.kvplane_reattach(self._alive()))
 
     def close(self) -> None:
-        """Open calls complete with CANCELED. Let gets complete first, or unmap their memory."""
+        """Open calls complete with CANCELED. Let gets complete first, or unmap their memory. Not from a
+        method of the Engine, nor from a `done`."""
+        if self._inside:
+            raise ValueError("the session cannot be closed by what it calls")
         if self._handle:
+            self._inside = True
             self._lib.kvplane_close(self._handle)
+            self._inside = False
             self._handle = _VOID()
             for call in self._open_calls:
                 call._pointer = None
@@ -480,11 +486,19 @@ class Session:
             self._failures.clear()
             raise failure
 
-    def _ran(self, result: int) -> bool:
+    def _ran(self, run: Callable[[], Any]) -> bool:
+        if self._inside:
+            raise ValueError("process() and wait() are not for what they call")
+        self._inside = True
+        try:
+            result = run()
+        finally:
+            self._inside = False
         self._raise()
         if result == Result.DISCONNECTED:
             return False
-        self._check(result)
+        if result != Result.TIMEOUT:
+            self._check(result)
         return True
 
     def _begin(self, done: Callable[..., None], call: Callable[[int], Any]) -> None:
@@ -553,12 +567,13 @@ class Session:
     def _fill(self, told: _State, state: State) -> None:
         if len(state.tags) > TAGS_MAX:
             raise ValueError(f"at most {TAGS_MAX} tags")
+        tags = [(tag.encode(), int(residency)) for tag, residency in state.tags.items()]
         told.paused, told.pause_mode = state.paused, int(state.pause_mode)
         told.weight_change_running, told.weights_written = state.weight_change_running, state.weights_written
         told.local_reset_done = state.local_reset_done
-        self._keep = [tag.encode() for tag in state.tags]
-        for at, (tag, residency) in enumerate(zip(self._keep, state.tags.values())):
-            told.tags[at] = _TagState(tag, int(residency))
+        self._keep = [tag for tag, _ in tags]
+        for at, (tag, residency) in enumerate(tags):
+            told.tags[at] = _TagState(tag, residency)
         told.ntags = len(self._keep)
 
 

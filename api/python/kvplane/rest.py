@@ -252,11 +252,17 @@ class Client:
         asks = method in ("GET", "HEAD")
         while True:
             connection, used = self._take(timeout_s) if asks else (self._open(timeout_s), False)
-            self._call.use(connection)
             try:
+                self._call.use(connection)
+                if connection.sock is None:
+                    connection.connect()
+                    self._call.use(connection)  # who was to end it while it had no socket could not
                 connection.request(method, target, data, sent)
                 response = connection.getresponse()
                 answer = Answer(response.status, dict(response.getheaders()), response.read())
+            except http.client.InvalidURL as error:
+                connection.close()
+                raise ValueError(str(error)) from None
             except TimeoutError:
                 connection.close()
                 raise TimeoutError(f"{method} {path}: {self.url} has not answered within {timeout_s:g} s") from None
@@ -453,6 +459,8 @@ class Client:
             connection = self._open(self._timeout_s)
             self._call.use(connection)
             try:
+                connection.connect()
+                self._call.use(connection)
                 connection.request("GET", "/v1/kvplane/events", headers=self._headers(
                     {"Accept": "text/event-stream", **({} if after is None else {"Last-Event-ID": str(after)})}))
                 response = connection.getresponse()
