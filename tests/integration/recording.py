@@ -258,7 +258,7 @@ class Tap:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join()
+            thread.join(5)  # one may stand before a client that does not read
         self._listener.close()
 
     def _accept(self):

@@ -122,6 +122,7 @@ class Cli(Commands):
         engine = self.engine(daemon, "a")
         self.engine(daemon, "b")
         self.assertGreater(engine.run(0, 20)["stored"], 3)
+        daemon.settled("b")
         regions = self.kvplane(daemon, "regions", "--instance", "a")
         self.assertEqual(regions.returncode, 0, regions.stderr)
         self.assertRegex(regions.stdout, r"(?m)^INSTANCE +RANK +REGION +TAG +KIND +STATE ")

@@ -152,7 +152,7 @@ class Tls(harness.Case):
         self.clean(daemon)
 
     def test_a_handshake_that_is_not_over_in_time_ends_and_a_client_that_is_idle_after_it_stays(self):
-        daemon = self.serve("--receive-timeout", "3s")
+        daemon = self.serve("--receive-timeout", "10s")
         with contextlib.ExitStack() as stack:
             connect = lambda: stack.enter_context(
                 socket.create_connection((daemon.host, daemon.port), timeout=harness.DEADLINE_S))
