@@ -898,8 +898,17 @@ row("link_hello_comes_once", "P3", "hello comes first and once", "server/link/se
     "    if ((frame->type == KVB_LINK_HELLO) == session->attached) {",
     "    if (frame->type != KVB_LINK_HELLO && !session->attached) {")
 row("link_calls_have_a_bound", "P5", "a call of the engine has a bound", "server/link/session.c", "test_link",
-    "    kvb_sched_timer_set(session->owner->config.sched, &call->bound, deadline_ns);\n    if (type",
-    "    if (type")
+    "    kvb_sched_timer_set(session->owner->config.sched, &call->bound, deadline_ns);\n    pack_call",
+    "    pack_call")
+row("a_hurried_pause_has_that_bound", "P5", "a pause that is hurried has the earlier bound", "server/link/session.c", "test_link",
+    "        if (call->type == KVB_LINK_PAUSE && call->bound.deadline_ns > deadline_ns) {",
+    "        if (false) {")
+row("a_cancel_hurries_the_pause", "P5", "a cancel does not wait for the bound of the drain it ends", "server/connector/operation.c", "test_instance",
+    "            rank->ops->hurry_pauses(rank->impl, bound_ns);\n",
+    "")
+row("an_open_pause_is_taken_back", "P3", "a pause that timed out is taken back", "server/connector/steps.c", "test_instance",
+    "(!running || instance->pause_open)",
+    "(!running)")
 row("link_answers_are_of_their_question", "P5", "an answer of another type than was asked ends the connection", "server/link/session.c", "test_link",
     "    if (call->type != frame->type) {",
     "    if (false) {")
