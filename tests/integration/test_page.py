@@ -151,6 +151,7 @@ class Life(PageCase):
     def test_through_a_sleep_and_a_wake_by_its_buttons(self):
         daemon = self.daemon()
         engine = self.engine(daemon, "engine-0", "--fingerprint")
+        self.named(daemon, "engine-0")  # what it puts before that, is dropped
         engine.run(0, 20)
         self.open(daemon)
         self.live()
