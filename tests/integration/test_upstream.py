@@ -180,6 +180,7 @@ class Upstream(harness.Case):
                 if stalls:
                     engine.event("stalled", id=run)  # half way through, each
                     more = engine.command("run", first=4, count=REQUESTS - 4, use_cache=False)
+                    harness.until("they wait", lambda: engine.stats()["waiting"] == REQUESTS - 4)
                 self.assertEqual(daemon.ok(f"/pause?mode={mode}&clear_cache=false"),
                                  {"status": "paused", "mode": mode, "clear_cache": False})
                 late = engine.command("run", first=0, count=4)

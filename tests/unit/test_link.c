@@ -892,6 +892,8 @@ Test(link, pauses_that_are_hurried_end_by_that_deadline_and_nothing_else_does)
     sim_advance(&sim, 50);
     cr_assert_eq(paused.status, KVB_ERR_TIMEOUT);
     cr_assert_eq(asked.times, 0, "nothing else");
+    sim_advance(&sim, 60000);
+    cr_assert_eq(asked.status, KVB_ERR_TIMEOUT);
     (void)close(engine.fd);
 }
 
