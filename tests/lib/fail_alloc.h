@@ -7,6 +7,8 @@
  * it with FAIL_ALLOC_LINK (tests/unit/CMakeLists.txt): then the allocations of everything that is
  * linked statically go through here. Single-threaded programs only.
  */
+#include "wrap_alloc.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -14,8 +16,9 @@
 static uint64_t fail_alloc_after = UINT64_MAX; /* this many more succeed, and the next one fails */
 static bool fail_alloc_hit;                    /* it has failed */
 
-static inline bool fail_alloc_now_(void)
+bool wrap_alloc_fails(const void *at)
 {
+    (void)at;
     if (fail_alloc_after == UINT64_MAX || fail_alloc_after-- > 0) {
         return false;
     }
@@ -36,33 +39,6 @@ static inline bool fail_alloc_disarm(void)
 {
     fail_alloc_after = UINT64_MAX;
     return fail_alloc_hit;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *p, size_t size);
-void *__real_aligned_alloc(size_t alignment, size_t size);
-char *__real_strdup(const char *text);
-
-void *__wrap_malloc(size_t size)
-{
-    return fail_alloc_now_() ? NULL : __real_malloc(size);
-}
-void *__wrap_calloc(size_t n, size_t size)
-{
-    return fail_alloc_now_() ? NULL : __real_calloc(n, size);
-}
-void *__wrap_realloc(void *p, size_t size)
-{
-    return fail_alloc_now_() ? NULL : __real_realloc(p, size);
-}
-void *__wrap_aligned_alloc(size_t alignment, size_t size)
-{
-    return fail_alloc_now_() ? NULL : __real_aligned_alloc(alignment, size);
-}
-char *__wrap_strdup(const char *text)
-{
-    return fail_alloc_now_() ? NULL : __real_strdup(text);
 }
 
 #endif

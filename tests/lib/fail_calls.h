@@ -21,6 +21,8 @@
  * own_alloc.h, or between fail_calls_pause() and fail_calls_resume(). Only the thread that runs the
  * loop sees failures.
  */
+#include "wrap_alloc.h"
+
 #include "base/assert.h"
 
 #include <stdbool.h>
@@ -113,31 +115,9 @@ static inline bool fail_calls_run_(void)
 }
 #define FAIL_CALLS_EACH(nth) for (fail_calls_begin_(nth); fail_calls_run_(); fail_target++)
 
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *p, size_t size);
-void *__real_aligned_alloc(size_t alignment, size_t size);
-char *__real_strdup(const char *text);
-
-void *__wrap_malloc(size_t size)
+bool wrap_alloc_fails(const void *at)
 {
-    return FAIL_CALLS_NOW() ? NULL : __real_malloc(size);
-}
-void *__wrap_calloc(size_t n, size_t size)
-{
-    return FAIL_CALLS_NOW() ? NULL : __real_calloc(n, size);
-}
-void *__wrap_realloc(void *p, size_t size)
-{
-    return FAIL_CALLS_NOW() ? NULL : __real_realloc(p, size);
-}
-void *__wrap_aligned_alloc(size_t alignment, size_t size)
-{
-    return FAIL_CALLS_NOW() ? NULL : __real_aligned_alloc(alignment, size);
-}
-char *__wrap_strdup(const char *text)
-{
-    return FAIL_CALLS_NOW() ? NULL : __real_strdup(text);
+    return fail_calls_now_(at);
 }
 
 #endif
