@@ -288,6 +288,24 @@ class Link(harness.Case):
             name = "KVPLANE_OK" if result == link.Result.OK else f"KVPLANE_ERR_{result.name}"
             self.assertRegex(text, rf"{name}\s*=\s*{int(result)},")
 
+    def test_only_what_lies_in_memory_that_is_handed_over_is_a_slice(self):
+        memory = link.HostMemory(8192, region=3)
+        self.addCleanup(memory.close)
+        view = memoryview(memory.map)
+        self.assertEqual(memory.slice(view[100:164]), link.Slice(3, 100, 64))
+        self.assertEqual(memory.slice(view), link.Slice(3, 0, 8192))
+        for part, why in ((bytearray(64), "not in region 3"), (view[0:0], "not in region 3"), (view[::2], "contiguous"),
+                          (view.toreadonly(), "written"), (b"of nobody", "written")):
+            with self.assertRaisesRegex(ValueError, why):
+                memory.slice(part)
+        with self.assertRaises(ValueError):
+            link.HostMemory(0)
+        view[:4] = b"kept"
+        memory.close()
+        self.assertEqual(view[:4], b"kept", "what refers to it keeps it")
+        memory.discard()
+        self.assertEqual(view[:4], bytes(4))
+
     def test_engines_share_blocks_over_a_sleep_and_a_wake(self):
         daemon = self.daemon()
         client = kvplane.Client(daemon.tap(), timeout_s=harness.DEADLINE_S)
@@ -297,7 +315,8 @@ class Link(harness.Case):
         self.assertEqual(self.run_prompt(engines[0]), 0)
         self.assertEqual(self.run_prompt(engines[1]), len(self.KEYS))
         self.aside(lambda: client.sleep(instance="e1", level=2), *engines)
-        self.assertIsNone(engines[1].memory)
+        self.assertTrue(engines[1].asleep)
+        self.assertEqual(os.stat(engines[1].memory.fd).st_blocks, 0, "its pages are the system's again")
         self.aside(lambda: client.wake_up(instance="e1"), *engines)
         self.shared(daemon, *engines)
         self.assertEqual(self.run_prompt(engines[1]), len(self.KEYS))

@@ -17,8 +17,10 @@ its lookups, gets and puts. kvplane.h has the whole of it.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import enum
+import fcntl
+import math
+import mmap
 import os
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -138,6 +140,9 @@ class State:
 
 
 TAGS_MAX = 8
+
+F_ADD_SEALS = 1033  # fcntl has no names for them before Python 3.12
+F_SEAL_SHRINK = 2
 
 
 class _Token(ctypes.Structure):
@@ -330,6 +335,78 @@ class Engine:
         """Hand all regions over now."""
 
 
+class HostMemory:
+    """
+    Memory of an engine that the daemon can be given: `length` bytes, zeros at first, mapped here for as long
+    as anything refers to them. A region is its number, unique in the session.
+
+        memory = HostMemory(blocks * block_bytes)
+        kv = memory.tensor(torch.bfloat16, (blocks, 2, 16, 8, 128))
+        session.hand_over(memory)               # in Engine.attached and Engine.restore
+        Entry(key, [memory.slice(kv[7])])
+        memory.discard()                        # in Engine.release, when `commit` is true
+
+    Asleep, the addresses stay and the pages are given back: tensors are of zeros then, and may not be written.
+    """
+
+    def __init__(self, length: int, *, region: int = 0, tag: str = "kv_cache", host_resident: bool = False) -> None:
+        if length <= 0:
+            raise ValueError("memory of no bytes")
+        self.length = length
+        self.region = region
+        self.tag = tag
+        self.host_resident = host_resident
+        self.generation = 0
+        self.fd = os.memfd_create(f"kvplane-{tag}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, length)
+            fcntl.fcntl(self.fd, F_ADD_SEALS, F_SEAL_SHRINK)
+            self.map = mmap.mmap(self.fd, length)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+    def tensor(self, dtype: Any, shape: Sequence[int], offset: int = 0) -> Any:
+        """A torch tensor whose storage is this memory, from byte `offset`. Several may overlap."""
+        import torch  # only who has tensors needs it
+
+        count = math.prod(shape)
+        if offset < 0 or count <= 0 or offset + count * torch.empty((), dtype=dtype).element_size() > self.length:
+            raise ValueError(f"{tuple(shape)} of {dtype} at {offset} is not within {self.length} bytes")
+        return torch.frombuffer(self.map, dtype=dtype, count=count, offset=offset).view(*shape)
+
+    def slice(self, part: Any) -> Slice:
+        """Where `part` lies: a tensor, or what has a buffer (a memoryview, an array). ValueError if it is
+        not contiguous, or not in this memory: nothing else can be put or got."""
+        if hasattr(part, "data_ptr"):
+            if part.device.type != "cpu" or not part.is_contiguous():
+                raise ValueError(f"a tensor of shape {tuple(part.shape)} on {part.device}, strides {part.stride()}: "
+                                 "only a contiguous one on the CPU is one slice")
+            address, length = part.data_ptr(), part.numel() * part.element_size()
+        else:
+            view = memoryview(part)
+            if not view.contiguous or view.readonly:
+                raise ValueError("only contiguous memory that can be written is one slice")
+            length = view.nbytes
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))) if length else 0
+        offset = address - self.address
+        if length == 0 or offset < 0 or offset + length > self.length:
+            raise ValueError(f"these {length} bytes are not in region {self.region}: what is put or got has to lie in memory that "
+                             "was handed over (HostMemory.tensor())")
+        return Slice(self.region, offset, length)
+
+    def discard(self) -> None:
+        """Gives the pages back, contents and all; the addresses stay."""
+        self.map.madvise(mmap.MADV_REMOVE)
+
+    def close(self) -> None:
+        """Lets go of it. The mapping goes with the last tensor of it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
 class Session:
     """
     kvplane_open(): begins to attach, for as long as it takes; `Engine.attached` tells the end. Raises
@@ -432,6 +509,12 @@ class Session:
         told = _Region(region, int(kind), tag.encode(), host_resident, fd, offset, length, generation)
         self._begin(done or _nothing, lambda arg: self._lib.kvplane_register_region(
             self._alive(), ctypes.byref(told), self._on_done, arg))
+
+    def hand_over(self, memory: HostMemory, done: Callable[[int], None] | None = None) -> None:
+        """All of `memory`, anew under a higher generation: in Engine.attached, and in Engine.restore before it answers."""
+        memory.generation += 1
+        self.register_region(memory.region, memory.fd, memory.length, generation=memory.generation, tag=memory.tag,
+                             host_resident=memory.host_resident, done=done)
 
     def lookup(self, request: int, token: Token, groups: Sequence[Keys], done: Callable[[int, list[int]], None]) -> None:
         """done(result, hits): how many blocks of each group are in the longest prefix that all can use."""
