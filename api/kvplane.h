@@ -235,6 +235,12 @@ KVPLANE_API void kvplane_close(struct kvplane *kv);
  * library remembers and tells. BAD_STATE: it is attached or attaching. */
 KVPLANE_API int kvplane_reattach(struct kvplane *kv);
 
+/* Ends the session in order: the daemon finishes or stops what is open, and gives up every region.
+ * `disconnected` with KVPLANE_ERR_CANCELED tells that it holds nothing any more; until then the
+ * memory stays mapped. For an engine whose memory goes without the daemon having asked for it
+ * (`release`). kvplane_reattach() goes on, in the same stay. BAD_STATE: it is not attached. */
+KVPLANE_API int kvplane_detach(struct kvplane *kv);
+
 KVPLANE_API int kvplane_fd(const struct kvplane *kv); /* poll it for reading; owned by the handle */
 /* Never blocks. ERR_DISCONNECTED: there is no connection, and none is tried until
  * kvplane_reattach(). ERR_BAD_STATE: called from a callback. */
@@ -348,6 +354,17 @@ KVPLANE_API int kvplane_get(struct kvplane *kv, uint64_t request, kvplane_token 
  * also allowed while not attached: the newest report is sent when there is room for it. */
 KVPLANE_API int kvplane_report(struct kvplane *kv, uint32_t running, uint32_t waiting,
                                uint32_t loading, uint32_t blocks_held);
+
+/*
+ * Leaves the lineage by the engine's own will: for resets, and changes of weights, that the daemon
+ * has not asked for. The stay, and the name of its weights, end inside this call, whatever it
+ * returns: kvplane_get_token() is zero, which is always fenced, until the daemon has told the next
+ * one, and what was in flight is refused by it. done with KVPLANE_OK: the daemon has left, too, and
+ * there is a new token; with anything else: it may still deliver to gets in flight, but will take
+ * the engine in again only as one that has left. SCHEDULER. BAD_STATE: it is not attached, which is
+ * as good: the daemon that it attaches to hears of it. AGAIN: one is on its way.
+ */
+KVPLANE_API int kvplane_leave(struct kvplane *kv, kvplane_done_fn done, void *arg);
 
 /* ---- answers to callbacks
  * -------------------------------------------------------------------------------------- */

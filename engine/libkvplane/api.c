@@ -243,6 +243,15 @@ int kvplane_reattach(struct kvplane *kv)
     return kvplane_session_start(kv);
 }
 
+int kvplane_detach(struct kvplane *kv)
+{
+    if (kv->state != SESSION_ATTACHED) {
+        return KVB_ERR_BAD_STATE;
+    }
+    kvplane_session_detach(kv);
+    return KVB_OK;
+}
+
 int kvplane_fd(const struct kvplane *kv)
 {
     return kv->epoll_fd;
@@ -287,5 +296,6 @@ const char *kvplane_last_error(const struct kvplane *kv)
 
 kvplane_token kvplane_get_token(const struct kvplane *kv)
 {
-    return (kvplane_token){kv->hello.token.id.hi, kv->hello.token.id.lo};
+    return kv->leave_open ? (kvplane_token){0, 0}
+                          : (kvplane_token){kv->hello.token.id.hi, kv->hello.token.id.lo};
 }

@@ -13,7 +13,7 @@
 
 kvb_status_t kvplane_calls_init(struct kvplane *kv)
 {
-    kv->nslots = kv->queue_max + KVB_REGIONS_MAX + 1;
+    kv->nslots = kv->queue_max + KVB_REGIONS_MAX + 2;
     kvb_assert(kv->nslots < 1u << KVPLANE_SLOT_BITS);
     kv->slots = calloc(kv->nslots, sizeof *kv->slots);
     if (kv->slots == NULL) {
@@ -44,9 +44,14 @@ static uint32_t *counter_of(struct kvplane *kv, uint16_t type)
 static struct slot take_slot(struct kvplane *kv, struct slot *slot)
 {
     struct slot taken = *slot;
-    if (taken.type == KVB_LINK_REPORT) {
+    switch (taken.type) {
+    case KVB_LINK_REPORT:
         kv->report_open = false;
-    } else {
+        break;
+    case KVB_LINK_LEAVE:
+        kv->leave_open = false;
+        break;
+    default:
         --*counter_of(kv, taken.type);
     }
     slot->seq = 0;
@@ -69,9 +74,14 @@ static kvb_status_t submit(struct kvplane *kv, const struct slot *call, struct k
     kv->free_slot = slot->next_free;
     *slot = *call;
     slot->seq = seq;
-    if (call->type == KVB_LINK_REPORT) {
+    switch (call->type) {
+    case KVB_LINK_REPORT:
         kv->report_open = true;
-    } else {
+        break;
+    case KVB_LINK_LEAVE:
+        kv->leave_open = true;
+        break;
+    default:
         ++*counter_of(kv, call->type);
     }
     return KVB_OK;
@@ -124,6 +134,9 @@ static void complete_failed(struct kvplane *kv, const struct slot *call, kvb_sta
     case KVB_LINK_LOOKUP:
         complete_lookup(call, result, NULL);
         break;
+    case KVB_LINK_LEAVE:
+        kvplane_calls_forget_stay(kv); /* whatever it was told since: it may be the stay it left */
+        /* fallthrough */
     default:
         if (call->fn.done != NULL) {
             call->fn.done(call->arg, result);
@@ -447,4 +460,31 @@ int kvplane_report(struct kvplane *kv, uint32_t running, uint32_t waiting, uint3
     kv->load_known = true;
     kv->load_told = false;
     return kvplane_calls_report(kv);
+}
+
+void kvplane_calls_forget_stay(struct kvplane *kv)
+{
+    struct kvb_link_hello *hello = &kv->hello;
+    hello->lineage = (struct kvb_lineage){{0, 0}};
+    hello->token = (struct kvb_token){{0, 0}};
+    hello->lineage_name[0] = '\0';
+    hello->weights_name[0] = '\0';
+}
+
+int kvplane_leave(struct kvplane *kv, kvplane_done_fn done, void *arg)
+{
+    if (!has_role(kv, KVB_ROLE_SCHEDULER)) {
+        return KVB_ERR_INVALID;
+    }
+    if (kv->leave_open) {
+        return KVB_ERR_AGAIN;
+    }
+    kvplane_calls_forget_stay(kv);
+    if (kv->state != SESSION_ATTACHED) {
+        return KVB_ERR_BAD_STATE;
+    }
+    struct kvb_writer writer;
+    kvplane_frame_begin(&writer, KVB_LINK_LEAVE);
+    struct slot call = {.type = KVB_LINK_LEAVE, .fn.done = done, .arg = arg};
+    return submit(kv, &call, &writer, -1);
 }

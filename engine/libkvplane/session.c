@@ -279,6 +279,11 @@ static void end(struct kvplane *kv, kvb_status_t reason, const char *why)
     kv->state = SESSION_ENDING;
 }
 
+void kvplane_session_detach(struct kvplane *kv)
+{
+    end(kv, KVB_ERR_CANCELED, "detached by the engine");
+}
+
 void kvplane_session_doom(struct kvplane *kv, kvb_status_t reason)
 {
     kv->doom = reason;

@@ -103,9 +103,9 @@ struct kvplane {
     size_t in_cap;
 
     struct slot *slots;
-    uint32_t free_slot;    /* index + 1; 0: none */
-    uint32_t nslots;       /* queue_max, and what is not counted there: regions, one report */
-    uint32_t calls_open;   /* in slots, against queue_max */
+    uint32_t free_slot;  /* index + 1; 0: none */
+    uint32_t nslots;     /* queue_max, and what is not counted there: regions, a report, a leave */
+    uint32_t calls_open; /* in slots, against queue_max */
     uint32_t regions_open; /* in slots, against KVB_REGIONS_MAX */
     uint64_t next_seq;
     uint64_t hello_seq;
@@ -115,6 +115,7 @@ struct kvplane {
     bool load_told;   /* the daemon has been sent `load` */
     bool load_known;  /* the engine has reported one */
     bool report_open; /* one report waits for its reply */
+    bool leave_open;  /* one leave does: until then there is no token */
 
     struct kvb_list upcalls;
     uint32_t nupcalls;
@@ -136,6 +137,8 @@ void kvplane_session_turn(struct kvplane *kv);
 /* An answer that was owed could not be sent: ends the session at the next turn, which comes soon.
  */
 void kvplane_session_doom(struct kvplane *kv, kvb_status_t reason);
+/* Ends an attached session in order: `disconnected` comes when the daemon holds nothing of it. */
+void kvplane_session_detach(struct kvplane *kv);
 /* Closes the socket at once; completes what is open with this result. */
 void kvplane_session_close(struct kvplane *kv, kvb_status_t result);
 
@@ -147,6 +150,8 @@ KVB_MUST_USE kvb_status_t kvplane_calls_reply(struct kvplane *kv, const struct k
                                               struct kvb_span payload);
 void kvplane_calls_fail_all(struct kvplane *kv, kvb_status_t result);
 KVB_MUST_USE kvb_status_t kvplane_calls_report(struct kvplane *kv);
+/* The next hello echoes nothing. */
+void kvplane_calls_forget_stay(struct kvplane *kv);
 
 /* ---- upcalls.c ---- */
 

@@ -881,6 +881,16 @@ void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
     kvp_instance_changed(instance);
 }
 
+void kvp_instance_leave(struct kvp_instance *instance)
+{
+    for (uint32_t i = 0; i < instance->nsessions; i++) { /* what they said of the stay that ends */
+        instance->sessions[i].state.local_reset_done = false;
+    }
+    KVP_LINEAGE(instance, written, kvp_instance_random(instance));
+    kvp_instance_event(instance, "engine_left", "");
+    kvp_instance_changed(instance);
+}
+
 const struct kvs_space *kvp_instance_space(const struct kvp_instance *instance)
 {
     return &instance->space;

@@ -347,6 +347,10 @@ void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_ra
                               const char (*tags)[KVB_NAME_MAX], uint32_t ntags);
 void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
                          const struct kvb_load *load);
+/* The engine leaves its lineage by itself, because its weights may be others from here on: as if it
+ * reported that they were written. What it is told of that (LINEAGE) is on its way when this
+ * returns. */
+void kvp_instance_leave(struct kvp_instance *instance);
 /* The space and hold id that the rank's store batches carry. Valid while the instance lives. */
 const struct kvs_space *kvp_instance_space(const struct kvp_instance *instance);
 uint64_t kvp_instance_hold_id(const struct kvp_instance *instance);

@@ -392,6 +392,18 @@ static kvb_status_t on_report(struct kvp_session *session, uint64_t seq, struct 
     return KVB_OK;
 }
 
+/* What follows on the link is judged by the new stay, and the engine hears of that before it has
+ * its answer. */
+static kvb_status_t on_leave(struct kvp_session *session, uint64_t seq, struct kvb_span payload)
+{
+    if (payload.len != 0) {
+        return KVB_ERR_PROTOCOL;
+    }
+    kvp_instance_leave(session->rank->instance);
+    kvp_session_reply_status(session, KVB_LINK_LEAVE, seq, KVB_OK);
+    return KVB_OK;
+}
+
 /* Who may send it. */
 static unsigned role_of(uint16_t type)
 {
@@ -399,6 +411,7 @@ static unsigned role_of(uint16_t type)
     case KVB_LINK_LOOKUP:
     case KVB_LINK_DISCARD:
     case KVB_LINK_REPORT:
+    case KVB_LINK_LEAVE:
         return KVB_ROLE_SCHEDULER;
     default:
         return KVB_ROLE_WORKER;
@@ -423,6 +436,8 @@ static kvb_status_t on_request(struct kvp_session *session, const struct kvb_fra
         return on_discard(session, frame->seq, payload);
     case KVB_LINK_REPORT:
         return on_report(session, frame->seq, payload);
+    case KVB_LINK_LEAVE:
+        return on_leave(session, frame->seq, payload);
     case KVB_LINK_LOOKUP:
         *payload_p = NULL;
         return kvp_tasks_submit(session->rank, KVP_TASK_LOOKUP, frame->seq, taken, frame->len);

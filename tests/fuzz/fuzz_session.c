@@ -120,6 +120,12 @@ void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_ra
 {
     (void)instance, (void)rank, (void)tags, (void)ntags;
 }
+void kvp_instance_leave(struct kvp_instance *instance)
+{
+    (void)instance;
+    /* nothing of it is played */
+}
+
 void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
                          const struct kvb_load *load)
 {

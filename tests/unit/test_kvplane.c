@@ -743,6 +743,7 @@ Test(kvplane, what_the_role_does_not_have_is_refused_here)
         cr_assert_eq(kvplane_lookup(engine->kv, 1, token, &keys, 1, NULL, NULL), scheduling);
         cr_assert_eq(kvplane_discard(engine->kv, 1), scheduling);
         cr_assert_eq(kvplane_report(engine->kv, 1, 1, 1, 1), scheduling);
+        cr_assert_eq(kvplane_leave(engine->kv, NULL, NULL), scheduling);
         cr_assert_eq(kvplane_put(engine->kv, &entry, 1, NULL, NULL), working);
         cr_assert_eq(kvplane_get(engine->kv, 1, token, &entry, 1, NULL, NULL), working);
         cr_assert_eq(kvplane_register_region(engine->kv, &region, NULL, NULL), working);
@@ -1286,6 +1287,94 @@ Test(kvplane, the_name_at_start_is_not_told_after_the_weights_were_written)
         kvb_writer_cleanup(&writer);
         engine_destroy(engine);
     }
+}
+
+static void on_left(void *arg, int result)
+{
+    *(int *)arg = result;
+}
+
+static bool has_token(const struct engine *engine)
+{
+    kvplane_token token_ = kvplane_get_token(engine->kv);
+    return token_.hi != 0 || token_.lo != 0;
+}
+
+Test(kvplane, who_leaves_has_no_token_until_the_daemon_has_left_and_told_the_next)
+{
+    struct engine *engine = attached_engine();
+    struct kvb_link_lineage msg = {.lineage = {{1, 2}}, .token = {{3, 4}}, .name = "v1"};
+    send_lineage(engine, &msg);
+    cr_assert(has_token(engine));
+    int result = 1;
+    cr_assert_eq(kvplane_leave(engine->kv, on_left, &result), KVPLANE_OK);
+    cr_assert_not(has_token(engine));
+    cr_assert_eq(kvplane_leave(engine->kv, on_left, &result), KVPLANE_ERR_AGAIN, "one at a time");
+    cr_assert(fake_daemon_take(&engine->daemon, engine->kv));
+    cr_assert_eq(engine->daemon.frame.type, KVB_LINK_LEAVE);
+    struct kvb_frame leave = engine->daemon.frame;
+    send_lineage(engine, &msg); /* a join that was on its way */
+    cr_assert_not(has_token(engine), "it may be of the stay that it left");
+    msg = (struct kvb_link_lineage){.lineage = {{5, 6}}, .token = {{7, 8}}, .left = true};
+    send_lineage(engine, &msg);
+    cr_assert_eq(result, 1);
+    fake_daemon_reply_status(&engine->daemon, engine->kv, &leave, KVB_OK);
+    cr_assert(FAKE_DAEMON_UNTIL(engine->kv, result == KVPLANE_OK));
+    cr_assert_eq(kvplane_get_token(engine->kv).lo, 8);
+    next_session(engine);
+    cr_assert(kvb_token_equal(engine->hello.token, msg.token));
+    cr_assert_str_eq(engine->hello.weights_name, "", "they may be others");
+    engine_destroy(engine);
+}
+
+Test(kvplane, who_leaves_without_an_answer_echoes_nothing)
+{
+    for (int attached = 0; attached < 2; attached++) {
+        struct engine *engine = attached_engine();
+        struct kvb_link_lineage msg = {.lineage = {{1, 2}}, .token = {{3, 4}}, .name = "v1"};
+        send_lineage(engine, &msg);
+        int result = 1;
+        if (attached) {
+            cr_assert_eq(kvplane_leave(engine->kv, on_left, &result), KVPLANE_OK);
+            cr_assert(fake_daemon_take(&engine->daemon, engine->kv));
+            send_lineage(engine, &msg); /* told before the daemon has acted on it */
+        }
+        fake_daemon_hang_up(&engine->daemon);
+        cr_assert(FAKE_DAEMON_UNTIL(engine->kv, engine->disconnected == 1));
+        cr_assert_eq(result, attached ? KVPLANE_ERR_DISCONNECTED : 1);
+        if (!attached) {
+            cr_assert_eq(kvplane_leave(engine->kv, on_left, &result), KVPLANE_ERR_BAD_STATE);
+        }
+        cr_assert_not(has_token(engine));
+        cr_assert_eq(kvplane_reattach(engine->kv), KVPLANE_OK);
+        attach(engine);
+        cr_assert(kvb_id_none(engine->hello.token.id));
+        cr_assert_str_eq(engine->hello.lineage_name, "");
+        cr_assert_str_eq(engine->hello.weights_name, "");
+        engine_destroy(engine);
+    }
+}
+
+Test(kvplane, who_detaches_hears_when_the_daemon_has_let_go_and_stays_in_its_lineage)
+{
+    struct engine *engine = attached_engine();
+    struct kvb_link_lineage msg = {.lineage = {{1, 2}}, .token = {{3, 4}}, .name = "v1"};
+    struct done done = {0};
+    send_lineage(engine, &msg);
+    cr_assert_eq(kvplane_get(engine->kv, 1, token, &entry, 1, on_batch, &done), KVPLANE_OK);
+    cr_assert(fake_daemon_take(&engine->daemon, engine->kv));
+    cr_assert_eq(kvplane_detach(engine->kv), KVPLANE_OK);
+    cr_assert_eq(kvplane_detach(engine->kv), KVPLANE_ERR_BAD_STATE);
+    cr_assert_eq(kvplane_process(engine->kv), KVPLANE_OK);
+    cr_assert_eq(done.times, 0, "the daemon may still write into its memory");
+    cr_assert_eq(engine->disconnected, 0);
+    fake_daemon_hang_up(&engine->daemon);
+    cr_assert(FAKE_DAEMON_UNTIL(engine->kv, engine->disconnected == 1));
+    cr_assert_eq(done.times, 1);
+    cr_assert_eq(kvplane_reattach(engine->kv), KVPLANE_OK);
+    attach(engine);
+    cr_assert(kvb_token_equal(engine->hello.token, msg.token));
+    engine_destroy(engine);
 }
 
 static int open_descriptors(void)

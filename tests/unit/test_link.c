@@ -39,6 +39,7 @@ static struct {
     struct kvp_rank *ranks[8];
     uint32_t nranks;
     uint32_t gone;
+    uint32_t leaves;
     uint32_t open_calls_when_gone;
     uint32_t reports;
     uint32_t lost_tags;
@@ -115,6 +116,12 @@ void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_ra
     (void)rank;
     fleet.lost_tags += ntags;
     cr_assert_str_eq(tags[0], "kv_cache");
+}
+
+void kvp_instance_leave(struct kvp_instance *instance)
+{
+    (void)instance;
+    fleet.leaves++;
 }
 
 void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
@@ -784,8 +791,8 @@ Test(link, bad_frames_cost_their_sender_the_connection_and_nobody_else_anything)
 Test(link, an_attached_engine_that_breaks_the_protocol_loses_its_connection)
 {
     static const uint16_t types[] = {
-        KVB_LINK_REGISTER_REGION, KVB_LINK_LOOKUP, KVB_LINK_PUT, KVB_LINK_GET,
-        KVB_LINK_REPORT,          KVB_LINK_DISCARD};
+        KVB_LINK_REGISTER_REGION, KVB_LINK_LOOKUP,  KVB_LINK_PUT,  KVB_LINK_GET,
+        KVB_LINK_REPORT,          KVB_LINK_DISCARD, KVB_LINK_LEAVE};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         struct engine engine = engine_attach();
         struct kvb_writer writer;
@@ -819,6 +826,28 @@ Test(link, a_message_of_the_wrong_direction_ends_the_connection)
         turn();
         fleet.nranks = 0;
     }
+}
+
+Test(link, a_leave_is_answered_when_the_instance_has_left)
+{
+    struct engine engine = engine_attach();
+    struct kvb_writer writer;
+    kvb_writer_init(&writer, 64);
+    send_frame(&engine, KVB_LINK_LEAVE, 0, ++engine.seq, &writer, -1);
+    cr_assert_eq(next_status(&engine, KVB_LINK_LEAVE), KVB_OK);
+    cr_assert_eq(fleet.leaves, 1);
+    (void)close(engine.fd);
+
+    struct kvb_link_hello hello = hello_of(0, 1);
+    hello.roles = KVB_ROLE_WORKER;
+    turn();
+    fleet.nranks = 0;
+    engine = engine_attach_as(&hello);
+    kvb_writer_init(&writer, 64);
+    send_frame(&engine, KVB_LINK_LEAVE, 0, ++engine.seq, &writer, -1);
+    cr_assert(closed(&engine), "a worker knows no requests");
+    cr_assert_eq(fleet.leaves, 1);
+    (void)close(engine.fd);
 }
 
 Test(link, a_message_of_the_other_role_ends_the_connection)

@@ -231,6 +231,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvplane_open": (ctypes.c_int, [ctypes.POINTER(_Options), ctypes.POINTER(_VOID)]),
     "kvplane_close": (None, [_VOID]),
     "kvplane_reattach": (ctypes.c_int, [_VOID]),
+    "kvplane_detach": (ctypes.c_int, [_VOID]),
     "kvplane_fd": (ctypes.c_int, [_VOID]),
     "kvplane_process": (ctypes.c_int, [_VOID]),
     "kvplane_wait": (ctypes.c_int, [_VOID, ctypes.c_int]),
@@ -245,6 +246,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvplane_put": (ctypes.c_int, [_VOID, ctypes.POINTER(_Entry), ctypes.c_size_t, _BATCH, _VOID]),
     "kvplane_get": (ctypes.c_int, [_VOID, ctypes.c_uint64, _Token, ctypes.POINTER(_Entry), ctypes.c_size_t, _BATCH, _VOID]),
     "kvplane_report": (ctypes.c_int, [_VOID, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]),
+    "kvplane_leave": (ctypes.c_int, [_VOID, _TOLD, _VOID]),
     "kvplane_call_operation": (ctypes.c_uint64, [_VOID]),
     "kvplane_answer": (None, [_VOID, ctypes.c_int]),
     "kvplane_answer_reset": (None, [_VOID, ctypes.c_int, ctypes.c_uint32]),
@@ -472,6 +474,11 @@ class Session:
     def reattach(self) -> None:
         self._check(self._lib.kvplane_reattach(self._alive()))
 
+    def detach(self) -> None:
+        """Ends the session in order: `Engine.disconnected` with CANCELED tells that the daemon holds nothing of
+        this engine's memory any more. Then reattach()."""
+        self._check(self._lib.kvplane_detach(self._alive()))
+
     def close(self) -> None:
         """Open calls complete with CANCELED. Let gets complete first, or unmap their memory. Not from a
         method of the Engine, nor from a `done`."""
@@ -548,6 +555,17 @@ class Session:
         self._begin(done, lambda arg: self._lib.kvplane_get(
             self._alive(), request, _Token(*token), c_entries, len(entries), self._on_batch, arg))
         del keep
+
+    def leave(self, done: Callable[[int], None] | None = None) -> bool:
+        """Leaves the lineage by the engine's own will: there is no token any more when this returns. True: `done`
+        tells that the daemon has left, too. False: it is not attached, and hears of it when it is."""
+        try:
+            self._begin(done or _nothing, lambda arg: self._lib.kvplane_leave(self._alive(), self._on_done, arg))
+        except LinkError as error:
+            if error.result != Result.BAD_STATE:
+                raise
+            return False
+        return True
 
     def report(self, *, running: int, waiting: int, loading: int = 0, blocks_held: int = 0) -> None:
         self._check(self._lib.kvplane_report(self._alive(), running, waiting, loading, blocks_held))

@@ -22,7 +22,7 @@
  * quiesced: the end of the stream is what tells the engine that its memory is its own again. An
  * engine that gives the connection up closes its direction (SHUT_WR) and waits for that.
  */
-#define KVB_LINK_VERSION 3
+#define KVB_LINK_VERSION 4
 
 #define KVB_NAME_MAX         64  /* instance, tenant, tag names: bytes with NUL; [A-Za-z0-9._-]+ */
 #define KVB_MODEL_MAX        256 /* what clients call a model, text, with NUL */
@@ -43,7 +43,8 @@
 #define KVB_RELAY_BODY_MAX   (32u << 20)
 
 /* dir: E = engine to daemon, D = daemon to engine. max: largest payload, request or reply. bound:
- * default time to answer, ms. FINGERPRINT and STATE have an empty request, EVENT any payload. */
+ * default time to answer, ms. LEAVE, FINGERPRINT and STATE have an empty request, EVENT any
+ * payload. */
 #define KVB_LINK_MESSAGES(X)                                                                       \
     /* name             id  label              dir  max          bound_ms */                       \
     X(HELLO, 1, "hello", 'E', 1u << 16, 10000)                                                     \
@@ -53,6 +54,7 @@
     X(PUT, 5, "put", 'E', 8u << 20, 60000)                                                         \
     X(GET, 6, "get", 'E', 8u << 20, 60000)                                                         \
     X(REPORT, 7, "report", 'E', 64, 5000)                                                          \
+    X(LEAVE, 8, "leave", 'E', 64, 10000)                                                           \
     X(LINEAGE, 16, "lineage", 'D', 4096, 10000)                                                    \
     X(PAUSE, 17, "pause", 'D', 64, 480000)                                                         \
     X(RESUME, 18, "resume", 'D', 64, 30000)                                                        \
@@ -344,7 +346,7 @@ void kvb_link_lookup_free(struct kvb_link_lookup *msg);
 void kvb_link_batch_free(struct kvb_link_batch *msg);
 void kvb_link_batch_reply_free(struct kvb_link_batch_reply *msg);
 
-/* Replies that are only a status (REGISTER_REGION, DISCARD, REPORT, LINEAGE, PAUSE, RESUME,
+/* Replies that are only a status (REGISTER_REGION, DISCARD, REPORT, LEAVE, LINEAGE, PAUSE, RESUME,
  * RELEASE, RESTORE), and DISCARD's request (the engine's request number). */
 void kvb_link_status_pack(struct kvb_writer *writer, kvb_status_t status);
 KVB_MUST_USE kvb_status_t kvb_link_status_unpack(struct kvb_span payload, kvb_status_t *status_p);
