@@ -150,8 +150,10 @@ class Rest(harness.Case):
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
             client = kvplane.Client(f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout_s=harness.DEADLINE_S)
-            with self.assertRaises(kvplane.Unreachable):
-                client.sleep()
+            for ask in (client.sleep, lambda: next(client.events())):
+                with self.assertRaises(kvplane.Unreachable) as unreachable:
+                    ask()
+                self.assertFalse(unreachable.exception.sent)
             self.assertFalse(client.alive())
 
     def test_what_acts_is_never_sent_twice_and_what_asks_is(self):
@@ -184,9 +186,58 @@ class Rest(harness.Case):
         with client:
             for _ in range(3):
                 client.get("/version")
-            with self.assertRaises(kvplane.Unreachable):
+            with self.assertRaises(kvplane.Unreachable) as unreachable:
                 client.sleep()
+            self.assertTrue(unreachable.exception.sent)
         self.assertEqual(asked, ["GET"] * 3 + ["POST"])
+
+    def test_what_was_not_taken_is_asked_again_for_as_long_as_was_said(self):
+        """By a server that is busy at first, and is not there before that."""
+        answers = [(503, True, {"error": {"message": "too many"}}), (409, True, {"error": {"message": "busy"}}), (200, False, {}),
+                   (503, True, {"error": {"message": "half of it"}, "operation_id": 4})]
+        asked = []
+
+        class Busy(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                status, again, document = answers[len(asked)]
+                asked.append(status)
+                body = json.dumps(document).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                if again:
+                    self.send_header("Retry-After", "0")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format, *args):  # noqa: A002
+                pass
+
+        port = harness.free_ports(1)[0]
+        client = kvplane.Client(f"http://127.0.0.1:{port}", timeout_s=harness.DEADLINE_S, retry_s=harness.DEADLINE_S)
+        self.addCleanup(client.close)
+        refused, connect = [], client._connect
+
+        def counted(connection):
+            try:
+                connect(connection)
+            except ConnectionRefusedError:
+                refused.append(connection)
+                raise
+
+        client._connect = counted
+        slept = []
+        thread = threading.Thread(target=lambda: slept.append(client.sleep()))
+        thread.start()
+        harness.until("it has asked nobody twice", lambda: len(refused) > 1)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Busy)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        thread.join(harness.DEADLINE_S)
+        self.assertEqual((slept, asked), ([{}], [503, 409, 200]))
+        with self.assertRaises(kvplane.OperationFailed):
+            client.sleep()
+        self.assertEqual(len(asked), 4, "what had begun is not begun again")
 
     def test_a_unix_socket_and_a_token_serve_as_well(self):
         path = os.path.join(self.directory, "http.sock")
@@ -216,6 +267,8 @@ class Rest(harness.Case):
         self.assertEqual((code, json.loads(out)["level"]), (0, 2))
         code, out, _ = run("get", "/is_sleeping")
         self.assertEqual((code, json.loads(out)["is_sleeping"]), (0, True))
+        self.assertEqual(json.loads(run("is_sleeping")[1])["is_sleeping"], True, "a question by its name alone")
+        self.assertIn("\nkvplane_build_info{", run("get", "/metrics")[1])
         self.assertEqual(run("wake_up", "tags=weights", "tags=kv_cache")[0], 0)
         code, _, err = run("sleep", "level=9")
         self.assertEqual(code, 1)
@@ -224,7 +277,8 @@ class Rest(harness.Case):
         self.assertEqual(run("sleep", url="ftp://x")[0], 2)
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
-            self.assertEqual(run("sleep", url=f"http://127.0.0.1:{nobody.getsockname()[1]}")[0], 3)
+            for words in (("sleep",), ("events",)):
+                self.assertEqual(run(*words, url=f"http://127.0.0.1:{nobody.getsockname()[1]}")[0], 3)
 
 
 class Link(harness.Case):

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any, Sequence
 
-from .rest import VERB_TIMEOUT_S, Client, Error, Refused
+from . import __version__
+from .rest import VERB_TIMEOUT_S, Client, Document, Error, Refused
+
+METHOD_NOT_ALLOWED = 405
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -43,14 +47,27 @@ def _run(client: Client, what: str, words: Sequence[str]) -> None:
         path, words = words[0], words[1:]
     else:
         path = f"/{what}"
-    parameters = _parameters(words)
-    method = "GET" if what == "get" else "POST"
-    print(json.dumps(client._asked(method, path, parameters, None, VERB_TIMEOUT_S), indent=2))
+    document = _asked(client, what, path, _parameters(words))
+    text = document.get("answer")
+    print(text if isinstance(text, str) else json.dumps(document, indent=2), flush=True)
+
+
+def _asked(client: Client, what: str, path: str, parameters: dict[str, Any]) -> Document:
+    if what != "get":
+        try:
+            return client._asked("POST", path, parameters, None, VERB_TIMEOUT_S)
+        except Refused as error:  # is_sleeping and its like: nothing has happened
+            if what == "post" or error.status != METHOD_NOT_ALLOWED:
+                raise
+    return client._asked("GET", path, parameters, None, VERB_TIMEOUT_S)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 done, 1 refused or failed, 2 wrong usage, 3 the daemon was not reached."""
-    parser = argparse.ArgumentParser(prog="python3 -m kvplane", description="Asks a kvplane daemon.")
+    parser = argparse.ArgumentParser(prog="python3 -m kvplane", description="Asks a kvplane daemon.",
+                                     epilog="$KVPLANE_TOKEN: a token, where the daemon wants one. $SSL_CERT_FILE: whom to trust, "
+                                     "of https. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 not reached.")
+    parser.add_argument("--version", action="version", version=f"kvplane {__version__} (Python)")
     parser.add_argument("--url", help="http://HOST:PORT, https://HOST:PORT or unix:///PATH ($KVPLANE_URL, else http://127.0.0.1:8100)")
     parser.add_argument("what", help="a verb (sleep, wake_up, pause, resume, reset_prefix_cache, …), get PATH, post PATH, or events")
     parser.add_argument("parameter", nargs="*", help="name=value; repeat a name for a list")
@@ -64,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"kvplane: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except BrokenPipeError:  # who read it has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (Error, TimeoutError) as error:
         print(f"kvplane: {error}", file=sys.stderr)
         return EXIT_UNREACHABLE

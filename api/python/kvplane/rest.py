@@ -31,11 +31,14 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 Document = dict[str, Any]
 """A JSON object, as the contract describes it."""
 
-VERB_TIMEOUT_S = 1800.0
-"""Longer than the daemon's own bounds: it is the daemon that says what did not end in time."""
+VERB_TIMEOUT_S = 7200.0
+"""Longer than the daemon's own bounds, of which that of a weight transfer is an hour: it is the daemon that says what did
+not end in time. A host that is gone is noticed within two minutes all the same."""
 
 IDLE_CONNECTIONS = 8
 RETRY_AFTER_MAX_S = 30.0
+CONNECT_AGAIN_S = 0.5
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 
 class Error(Exception):
@@ -43,8 +46,12 @@ class Error(Exception):
 
 
 class Unreachable(Error):
-    """The daemon was not reached, or went away before it answered: whether it has done what was
-    asked is not known. Every verb may be repeated; an identical one that still runs is joined."""
+    """The daemon was not reached, or went away before it answered. `sent`: whether it may have done what
+    was asked. Every verb may be repeated; an identical one that still runs is joined."""
+
+    def __init__(self, message: str, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 class Refused(Error):
@@ -90,7 +97,8 @@ class Answer:
         try:
             document = json.loads(self.body)
         except ValueError:
-            return {"error": {"message": self.body.decode("utf-8", "replace")[:1000]}}
+            text = self.body.decode("utf-8", "replace")
+            return {"answer": text} if self.status < 400 else {"error": {"message": text[:1000]}}
         return document if isinstance(document, dict) else {"answer": document}
 
 
@@ -166,12 +174,13 @@ class Client:
     `token`: one of its token file; None: $KVPLANE_TOKEN, if that is set. `timeout_s` bounds a question
     that waits for nothing, `verb_timeout_s` one that waits for engines. `ssl_context`: of https; the
     system's authorities if None (with `load_cert_chain` for a daemon that wants a certificate).
-    `retry_busy_s`: a verb that meets another operation (409 with Retry-After) is repeated for so long.
+    `retry_s`: what was not taken is asked again for so long: 409 and 503 with Retry-After (another
+    operation's turn; too many requests), and a daemon that nobody can connect to yet. 0: never.
     """
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = 30.0,
                  verb_timeout_s: float = VERB_TIMEOUT_S, ssl_context: ssl.SSLContext | None = None,
-                 retry_busy_s: float = 0.0) -> None:
+                 retry_s: float = 0.0) -> None:
         url = url or os.environ.get("KVPLANE_URL") or "http://127.0.0.1:8100"
         at = urllib.parse.urlsplit(url)
         if at.scheme not in ("http", "https", "unix") or at.query or at.fragment or \
@@ -185,7 +194,7 @@ class Client:
         self._timeout_s = timeout_s
         self._verb_timeout_s = verb_timeout_s
         self._ssl = ssl_context if ssl_context is not None or at.scheme != "https" else ssl.create_default_context()
-        self._retry_busy_s = retry_busy_s
+        self._retry_s = retry_s
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -225,6 +234,15 @@ class Client:
             connection.sock.settimeout(timeout_s)
         return connection, True
 
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        connection.connect()
+        self._call.use(connection)  # who was to end it while it had no socket could not
+        if connection.sock.family != socket.AF_UNIX:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                if hasattr(socket, name):
+                    connection.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
     def _give(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             if not self._closed and connection.sock is not None and len(self._idle) < IDLE_CONNECTIONS:
@@ -244,20 +262,21 @@ class Client:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         target = path + _query(query)
         data = None if body is None else json.dumps(body).encode()
-        sent = self._headers(headers or {})
+        head = self._headers(headers or {})
         if data is not None:
-            sent["Content-Type"] = "application/json"
+            head["Content-Type"] = "application/json"
         # The daemon may close an idle connection while it is taken: what only asks is asked again. What acts has a
         # connection of its own, so that it is never sent twice without its caller's knowledge.
         asks = method in ("GET", "HEAD")
         while True:
             connection, used = self._take(timeout_s) if asks else (self._open(timeout_s), False)
+            sent = used
             try:
                 self._call.use(connection)
-                if connection.sock is None:
-                    connection.connect()
-                    self._call.use(connection)  # who was to end it while it had no socket could not
-                connection.request(method, target, data, sent)
+                if not used:
+                    self._connect(connection)
+                sent = True
+                connection.request(method, target, data, head)
                 response = connection.getresponse()
                 answer = Answer(response.status, dict(response.getheaders()), response.read())
             except http.client.InvalidURL as error:
@@ -270,7 +289,7 @@ class Client:
                 connection.close()
                 if used and isinstance(error, (ConnectionError, http.client.BadStatusLine)):
                     continue
-                raise Unreachable(f"{method} {path}: {self.url}: {error or type(error).__name__}") from error
+                raise Unreachable(f"{method} {path}: {self.url}: {error or type(error).__name__}", sent) from error
             except BaseException:
                 connection.close()
                 raise
@@ -281,14 +300,22 @@ class Client:
 
     def _asked(self, method: str, path: str, query: Mapping[str, object] | None, body: object, timeout_s: float | None,
                headers: Mapping[str, str] | None = None) -> Document:
-        give_up = time.monotonic() + self._retry_busy_s
+        give_up = time.monotonic() + self._retry_s
         while True:
-            answer = self.request(method, path, query=query, body=body, headers=headers, timeout_s=timeout_s)
+            try:
+                answer = self.request(method, path, query=query, body=body, headers=headers, timeout_s=timeout_s)
+            except Unreachable as error:
+                if (error.sent and method != "GET") or time.monotonic() + CONNECT_AGAIN_S > give_up:
+                    raise
+                time.sleep(CONNECT_AGAIN_S)
+                continue
             document = answer.document()
             if 200 <= answer.status < 300 and answer.status != 207:
                 return document
             retry_after_s = _seconds(_header(answer, "Retry-After"))
-            if answer.status == 409 and retry_after_s is not None and time.monotonic() + retry_after_s < give_up:
+            # What has begun and failed with 503 may have done half of it: that is its caller's to judge.
+            not_taken = answer.status == 409 or (answer.status == 503 and "operation_id" not in document)
+            if not_taken and retry_after_s is not None and time.monotonic() + retry_after_s < give_up:
                 time.sleep(retry_after_s)
                 continue
             kind = OperationFailed if "operation_id" in document or answer.status == 207 else Refused
@@ -452,15 +479,14 @@ class Client:
         """
         What happens, as it happens, until the iterator is closed: of kind `state`, `sleep`, `reset`,
         `cleared`, `node`, … With `after`: what came after that id first. A connection that is lost is
-        made again, and goes on where it was; Refused ends it.
+        made again, and goes on where it was; Refused ends it. Unreachable: there was none to begin with.
         """
-        retry_s = 0.1
+        retry_s, begun = 0.1, False
         while True:
             connection = self._open(self._timeout_s)
             self._call.use(connection)
             try:
-                connection.connect()
-                self._call.use(connection)
+                self._connect(connection)
                 connection.request("GET", "/v1/kvplane/events", headers=self._headers(
                     {"Accept": "text/event-stream", **({} if after is None else {"Last-Event-ID": str(after)})}))
                 response = connection.getresponse()
@@ -468,12 +494,14 @@ class Client:
                     answer = Answer(response.status, dict(response.getheaders()), response.read())
                     raise Refused(answer.status, answer.document(), _header(answer, "X-Request-Id") or "",
                                   _seconds(_header(answer, "Retry-After")))
+                begun = True
                 for event in _events(response):
                     retry_s = 0.1
                     after = int(event["id"]) if "id" in event else after
                     yield event
-            except (OSError, http.client.HTTPException):
-                pass
+            except (OSError, http.client.HTTPException) as error:
+                if not begun:
+                    raise Unreachable(f"events: {self.url}: {error or type(error).__name__}", False) from error
             finally:
                 self._call.use(None)
                 connection.close()
