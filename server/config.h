@@ -89,6 +89,38 @@
       "how GPU memory moves by rdma: staged goes through cuda-pool-bytes and is checksummed; "     \
       "direct lets the RDMA device reach it where it and the driver can, and then no checksum is " \
       "made or compared at the engine's end (integrity=transport)")                                \
+    X(upstream, TEXT, "upstream", "", "",                                                          \
+      "http://HOST:PORT or https://HOST:PORT of the engine's own server: every request that is "   \
+      "for no route of this one is passed on to it, and its answer back; empty: such requests "    \
+      "are 404")                                                                                   \
+    X(upstream_while_paused, CHOICE, "upstream-while-paused", "pass", "pass hold refuse",          \
+      "what becomes of a request that would generate while the engine is paused: pass, as "        \
+      "engines queue it themselves; hold keeps it here until it runs; refuse answers 503")         \
+    X(upstream_while_asleep, CHOICE, "upstream-while-asleep", "refuse", "pass hold refuse",        \
+      "the same while memory of the engine is not resident, where to compute would crash it")      \
+    X(upstream_hold_max, COUNT, "upstream-hold-max", "1024", "0 65536",                            \
+      "requests held at a time; further ones are answered 503")                                    \
+    X(upstream_hold_bound, TIME, "upstream-hold-bound", "120s", "1ms 24h",                         \
+      "a request held for longer is answered 503")                                                 \
+    X(upstream_requests_max, COUNT, "upstream-requests-max", "2048", "1 65536",                    \
+      "requests passed on at a time, held ones among them, and never more than half of "           \
+      "connections-max; further ones are answered 503")                                            \
+    X(upstream_connect_timeout, TIME, "upstream-connect-timeout", "5s", "1ms 10m",                 \
+      "the engine's own server must be reached by then")                                           \
+    X(upstream_idle_timeout, TIME, "upstream-idle-timeout", "1h", "0s 24h",                        \
+      "no byte of an answer for so long is answered 504, or breaks it off; 0: no bound. There is " \
+      "none on the whole of an answer")                                                            \
+    X(upstream_connections_kept, COUNT, "upstream-connections-kept", "256", "1 65536",             \
+      "connections to that server kept open for the next requests")                                \
+    X(upstream_auth, CHOICE, "upstream-auth", "token", "token engine",                             \
+      "who judges requests that are passed on where there is a token-file: token, this process "   \
+      "asks for a token of its own, in X-Kvplane-Token or as Authorization; engine, it does not. " \
+      "Authorization travels on unless it has a token of this process")                            \
+    X(upstream_key_file, TEXT, "upstream-key-file", "", "",                                        \
+      "file of the engine's own API key, sent as a bearer token with requests that bring no "      \
+      "Authorization for it")                                                                      \
+    X(upstream_ca_file, TEXT, "upstream-ca-file", "", "",                                          \
+      "PEM file of the authorities that its certificate may come from; empty: the system's")       \
     KVP_REST_KEYS(X)                                                                               \
     X(fault, TEXT, "fault", "", "",                                                                \
       "take a protection out, to see that the rehearsal notices (only in builds for that; "        \

@@ -16,6 +16,7 @@
 #include "page/page.h"
 #include "program.h"
 #include "storage.h"
+#include "upstream.h"
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -53,6 +54,7 @@ struct kvp_daemon {
     struct kvp_link *link;
     struct kvp_control *control;
     struct kvp_rest rest;
+    struct kvp_upstream upstream;
     _Atomic(uint64_t) parsing_since_ns[KVP_REST_SERVERS]; /* kvp_http_config */
     struct kvp_collect collect;
     struct kvp_dump *dump;
@@ -112,6 +114,7 @@ static void on_changed(void *ctx, const struct kvp_view *view)
 {
     struct kvp_daemon *daemon = ctx;
     kvp_board_publish(daemon->board, view);
+    kvp_upstream_tell(&daemon->upstream, view);
     kvp_collect_instance(&daemon->collect, view);
     kvp_events_add_state(daemon->events, view, kvp_state_json);
     wake_streams(daemon);
@@ -476,7 +479,12 @@ static kvb_status_t create_http(struct kvp_daemon *daemon)
     const struct kvp_cluster_config cluster = kvp_config_cluster(config);
     const struct kvp_http_config http = {
         .routes = &kvp_route_table,
-        .fds_reserved = kvp_program_descriptors(&cluster, (uint32_t)config->sessions_max),
+        .fds_reserved =
+            kvp_program_descriptors(&cluster, (uint32_t)config->sessions_max) +
+            (daemon->upstream.proxy != NULL ? (uint32_t)config->upstream_requests_max : 0),
+        .proxy = daemon->upstream.proxy,
+        .pass_free = strcmp(config->upstream_auth, "engine") == 0,
+        .pass_authorization = daemon->upstream.authorization,
         .parsing_since_ns = daemon->parsing_since_ns,
         .inbox = kvp_control_inbox(daemon->control),
         .ops = &http_ops,
@@ -520,6 +528,9 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
     }
     if (status == KVB_OK) {
         status = kvp_events_create(kvp_events_epoch(), &daemon->events);
+    }
+    if (status == KVB_OK) {
+        status = kvp_upstream_create(config, daemon->metrics, &daemon->upstream);
     }
     if (status == KVB_OK) {
         status = create_fleet(daemon);
@@ -577,6 +588,7 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
         kvp_board_destroy(daemon->board);
     }
     kvp_events_destroy(daemon->events);
+    kvp_upstream_destroy(&daemon->upstream);
     kvb_metrics_destroy(daemon->metrics);
     kvp_compat_destroy(daemon->collect.compat);
     kvp_loop_destroy(daemon->loop);

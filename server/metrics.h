@@ -216,6 +216,26 @@
       "cause")                                                                                     \
     X(NODE_REQUESTS, GAUGE, "kvplane_node_requests_running",                                       \
       "Requests of other processes for the share, not answered yet.")                              \
+    /* passed on to the engines' own servers */                                                    \
+    X(UPSTREAM_REQUESTS, COUNTER, "kvplane_upstream_requests_total",                               \
+      "Requests passed on to the engines' own servers, by instance (`-`: the one of `upstream`) "  \
+      "and class of the answer's status (`none`: there was none).",                                \
+      "instance", "code")                                                                          \
+    X(UPSTREAM_RUNNING, GAUGE, "kvplane_upstream_requests_running",                                \
+      "Requests at the engines' own servers, or on the way there or back.")                        \
+    X(UPSTREAM_HELD, GAUGE, "kvplane_upstream_requests_held",                                      \
+      "Requests held until an engine runs again.")                                                 \
+    X(UPSTREAM_REFUSED, COUNTER, "kvplane_upstream_requests_refused_total",                        \
+      "Requests not passed on: paused, asleep, held (too many or too long), full "                 \
+      "(upstream-requests-max), unknown (no such instance), closed, memory.",                      \
+      "reason")                                                                                    \
+    X(UPSTREAM_BYTES, COUNTER, "kvplane_upstream_bytes_total",                                     \
+      "Bytes of bodies passed on: sent to the engines' own servers, received from them.",          \
+      "direction")                                                                                 \
+    X(UPSTREAM_ERRORS, COUNTER, "kvplane_upstream_errors_total",                                   \
+      "Requests passed on that went wrong: connect, tls, timeout, closed (unanswered), "           \
+      "malformed, broken (in the middle of an answer), client (it left first), memory.",           \
+      "kind")                                                                                      \
     /* REST */                                                                                     \
     X(HTTP_CONNECTIONS, GAUGE, "kvplane_http_connections", "HTTP connections open.")               \
     X(TLS_EXPIRY, GAUGE, "kvplane_tls_certificate_expiry_seconds",                                 \

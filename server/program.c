@@ -396,8 +396,7 @@ void kvp_program_audit(const struct kvp_http_answered *answered)
 
 /* ---- the cluster ---- */
 
-/* The file without the blanks at its end. */
-static kvb_status_t read_secret(const char *key, const char *path, char *out, size_t cap,
+kvb_status_t kvp_program_secret(const char *key, const char *path, char *out, size_t cap,
                                 uint32_t *len_p)
 {
     FILE *file = fopen(path, "re");
@@ -429,7 +428,7 @@ kvb_status_t kvp_program_common(const struct kvp_cluster_config *config,
     kvb_status_t status =
         config->secret_file[0] == '\0'
             ? KVB_OK
-            : read_secret("secret-file", config->secret_file, secret, sizeof secret, &len);
+            : kvp_program_secret("secret-file", config->secret_file, secret, sizeof secret, &len);
     if (status == KVB_OK) {
         *common_p = (struct kvt_peer_common){.net = common_p->net, .secret_len = len};
         memcpy(common_p->secret, secret, len);
@@ -489,8 +488,8 @@ kvb_status_t kvp_program_etcd(const struct kvp_cluster_config *config, uint64_t 
     char password[256];
     if (config->etcd_password_file[0] != '\0') {
         uint32_t len;
-        status = read_secret("etcd-password-file", config->etcd_password_file, password,
-                             sizeof password, &len);
+        status = kvp_program_secret("etcd-password-file", config->etcd_password_file, password,
+                                    sizeof password, &len);
         if (status != KVB_OK) {
             return status;
         }

@@ -17,6 +17,11 @@
 KVB_MUST_USE kvb_status_t kvp_program_begin(const char *log_level, const char *log_format,
                                             const char *fault);
 
+/* The file of a key, at most cap - 1 bytes of it, without the blanks at its end and without a NUL.
+ * INVALID: empty or too long; IO; logged. */
+KVB_MUST_USE kvb_status_t kvp_program_secret(const char *key, const char *path, char *out,
+                                             size_t cap, uint32_t *len_p);
+
 /* Tells a service manager that asked for it (systemd's Type=notify): READY=1, STOPPING=1. Nobody
  * asked, or it does not listen (logged): nothing happens. Never waits. */
 void kvp_program_notify(const char *state);

@@ -12,7 +12,7 @@
 
 void kvp_connections_init(struct kvp_connections *connections, uint32_t max, uint64_t receive_ns)
 {
-    *connections = (struct kvp_connections){.max = max, .receive_ns = receive_ns};
+    *connections = (struct kvp_connections){.max = max, .crowd = max / 2, .receive_ns = receive_ns};
     for (int i = 0; i < KVP_CONNECTION_STATES; i++) {
         kvb_list_init(&connections->lists[i]);
     }
@@ -153,7 +153,7 @@ bool kvp_connections_crowded(const struct kvp_connections *connections)
 {
     return connections->counts[KVP_CONNECTION_WAITING] +
                connections->counts[KVP_CONNECTION_STREAMING] >=
-           connections->max / 2;
+           connections->crowd;
 }
 
 /* They are few: those whose answers take a while. */

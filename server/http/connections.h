@@ -23,6 +23,7 @@ enum kvp_connection_state {
     KVP_CONNECTION_RECEIVING, /* its TLS handshake or its request has begun, and is not whole */
     KVP_CONNECTION_WAITING,   /* for the answer */
     KVP_CONNECTION_STREAMING, /* events, without an end */
+    KVP_CONNECTION_PASSING,   /* to and from the engine's server */
     KVP_CONNECTION_SENDING,   /* the answer is there, and not all of it gone */
     KVP_CONNECTION_SHUT,      /* until libmicrohttpd has seen it */
     KVP_CONNECTION_STATES
@@ -46,6 +47,7 @@ struct kvp_connections {
     uint32_t counts[KVP_CONNECTION_STATES];
     uint32_t n; /* of all */
     uint32_t max;
+    uint32_t crowd;      /* so many that wait or stream are enough */
     uint64_t receive_ns; /* a request arrives whole in it */
 };
 
@@ -58,7 +60,7 @@ void kvp_connection_closed(struct kvp_connections *connections, struct kvp_conne
 /* One that is shut stays so. */
 void kvp_connection_enters(struct kvp_connections *connections, struct kvp_connection *connection,
                            enum kvp_connection_state state, uint64_t now_ns);
-/* Half of all that there may be wait or stream. */
+/* As many wait or stream as may: half of all, or a quarter where another half may pass. */
 bool kvp_connections_crowded(const struct kvp_connections *connections);
 /* At least n of its address wait. */
 bool kvp_connections_wait_from(const struct kvp_connections *connections,

@@ -7,6 +7,7 @@
  *   HEAD -> BODY -> ANSWERING                          a probe, or a refusal
  *        -> BODY -> SUBMITTED -> ANSWERING             a control request
  *        -> BODY -> PARSING -> SUBMITTED -> ANSWERING  one with a large body
+ *        -> BODY -> PASSING -> ANSWERING               one for the engine's server
  *
  * All of it runs in libmicrohttpd's thread, which never waits: a body that would take long to parse
  * is handed to the parser, a control request to control. Meanwhile the connection is suspended and
@@ -184,6 +185,7 @@ void kvp_exchange_completed(void *cls, struct MHD_Connection *mhd, void **con_cl
     kvp_connection_enters(&http->connections, exchange->connection, KVP_CONNECTION_IDLE, now_ns);
     http->bodies -= exchange->body_cap;
     kvp_exchange_stream_ended(exchange);
+    kvp_pass_ended(exchange);
     if (exchange->owed) {
         pay(http);
     }
@@ -293,6 +295,9 @@ static enum MHD_Result begin(struct kvp_exchange *exchange, const char *method, 
 {
     kvp_exchange_check_head(exchange, method, version);
     exchange->phase = KVP_BODY;
+    if (exchange->http_status == 0 && exchange->request.route->where == KVP_PASS) {
+        kvp_pass_begin(exchange, method);
+    }
     if (exchange->http_status != 0 && kvp_framing_has_body(&exchange->framing) &&
         (MHD_lookup_connection_value(exchange->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_EXPECT) !=
              NULL ||
@@ -337,10 +342,16 @@ static bool grow_body(struct kvp_exchange *exchange, size_t len)
     return true;
 }
 
-static enum MHD_Result take_body(struct kvp_exchange *exchange, const char *data, size_t len)
+/* *len: what is left. */
+static enum MHD_Result take_body(struct kvp_exchange *exchange, const char *data, size_t *left)
 {
+    size_t len = *left;
     struct kvp_request *request = &exchange->request;
 
+    if (exchange->pass != NULL) {
+        return kvp_pass_body(exchange, data, left);
+    }
+    *left = 0;
     exchange->received += len;
     if (exchange->http_status == 0 && exchange->received > request->route->body_max) {
         kvp_exchange_refuse(exchange, 413, "body", "the body is larger than this route takes");
@@ -423,7 +434,7 @@ static void check_room(struct kvp_exchange *exchange)
     enum kvp_where where = exchange->request.route->where;
     const char *why = NULL;
 
-    if (where == KVP_PROBE || where == KVP_STATIC) {
+    if (where == KVP_PROBE || where == KVP_STATIC || where == KVP_PASS) {
         return;
     }
     if (kvp_connections_crowded(&http->connections)) {
@@ -448,6 +459,10 @@ static enum MHD_Result whole(struct kvp_exchange *exchange)
     http->owed++;
     pthread_mutex_unlock(&http->lock);
     exchange->owed = true;
+    if (exchange->pass != NULL) {
+        kvp_pass_whole(exchange);
+        return kvp_pass_answer(exchange);
+    }
     if (exchange->http_status == 0) {
         check_room(exchange);
     }
@@ -472,6 +487,8 @@ static enum MHD_Result whole(struct kvp_exchange *exchange)
         return submit(exchange);
     case KVP_CONTROL:
         return submit(exchange);
+    case KVP_PASS: /* above */
+        break;
     }
     KVB_UNREACHABLE("where");
 }
@@ -494,15 +511,15 @@ enum MHD_Result kvp_exchange_handle(void *cls, struct MHD_Connection *mhd, const
         return begin(exchange, method, version);
     case KVP_BODY:
         if (*len > 0) {
-            enum MHD_Result result = take_body(exchange, data, *len);
-            *len = 0;
-            return result;
+            return take_body(exchange, data, len);
         }
         return whole(exchange);
     case KVP_PARSING: /* resumed */
         return exchange->http_status != 0 ? kvp_exchange_answer(exchange) : submit(exchange);
     case KVP_SUBMITTED: /* resumed */
         return kvp_exchange_answer(exchange);
+    case KVP_PASSING: /* resumed */
+        return kvp_pass_answer(exchange);
     case KVP_ANSWERING:
         return MHD_YES;
     }

@@ -87,13 +87,17 @@ enum kvp_token_verdict kvp_exchange_token_locked(struct kvp_exchange *exchange)
 {
     const struct kvp_http *http = exchange->http;
     const char *given = header(exchange, MHD_HTTP_HEADER_AUTHORIZATION);
+    const char *other =
+        exchange->request.route->where == KVP_PASS ? header(exchange, KVP_PASS_TOKEN_HEADER) : NULL;
     char secret[KVP_HTTP_TOKEN_MAX] = {0};
     bool known = false;
     bool allowed = false;
 
-    if (given != NULL && strncasecmp(given, "Bearer ", 7) == 0 &&
-        strlen(given + 7) < KVP_HTTP_TOKEN_MAX) {
-        strncpy(secret, given + 7, sizeof secret - 1);
+    if (other == NULL && given != NULL && strncasecmp(given, "Bearer ", 7) == 0) {
+        other = given + 7;
+    }
+    if (other != NULL && strlen(other) < KVP_HTTP_TOKEN_MAX) {
+        strncpy(secret, other, sizeof secret - 1);
     }
     exchange->judged = http->tokens_read;
     exchange->token = 0;
@@ -120,6 +124,13 @@ static void check_token(struct kvp_exchange *exchange)
     pthread_mutex_lock(&http->lock);
     enum kvp_token_verdict verdict = kvp_exchange_token_locked(exchange);
     pthread_mutex_unlock(&http->lock);
+    if (exchange->request.route->where == KVP_PASS) {
+        exchange->own_token =
+            verdict != KVP_TOKEN_UNKNOWN && header(exchange, KVP_PASS_TOKEN_HEADER) == NULL;
+        if (http->config.pass_free) {
+            return;
+        }
+    }
     if (verdict == KVP_TOKEN_UNKNOWN) {
         kvp_exchange_refuse(exchange, 401, NULL,
                             "this needs an Authorization: Bearer header with a valid token");
@@ -178,6 +189,10 @@ static void find_route(struct kvp_exchange *exchange, const char *method)
         exchange->request.route = route;
         return;
     case KVP_FOUND_NOTHING:
+        exchange->request.route = kvp_pass_route(exchange->http, method, path, len);
+        if (exchange->request.route != NULL) {
+            return;
+        }
         kvp_exchange_refuse(exchange, 404, NULL,
                             "there is no such route; GET /openapi.yaml lists them");
         return;
@@ -231,7 +246,7 @@ static void check(struct kvp_exchange *exchange, const char *method, const char 
         if (exchange->http_status == 0) {
             check_token(exchange);
         }
-        if (exchange->http_status == 0 &&
+        if (exchange->http_status == 0 && exchange->request.route->where != KVP_PASS &&
             exchange->framing.length > exchange->request.route->body_max) {
             kvp_exchange_refuse(exchange, 413, "body", "the body is larger than this route takes");
         }

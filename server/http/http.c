@@ -2,6 +2,7 @@
 #include "http/internal.h"
 #include "http/tls_session.h"
 #include "listen.h"
+#include "proxy/proxy.h"
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -325,6 +326,9 @@ kvb_status_t kvp_http_start(const struct kvp_http_config *config, struct kvp_htt
         &http->connections, connections_allowed(config),
         (config->receive_timeout_s != 0 ? config->receive_timeout_s : KVP_HTTP_RECEIVE_S) *
             KVB_NS_PER_S);
+    if (config->proxy != NULL) {
+        http->connections.crowd = http->connections.max / 4;
+    }
     http->id = kvb_id_draw(config->random);
     init_lock(http);
     kvb_list_init(&http->streams);
@@ -403,6 +407,9 @@ void kvp_http_stop(struct kvp_http *http)
     unlisten(http, listener);
     kvp_http_wake(http, true); /* streams end: the process is going */
     await_answers(http);
+    if (http->config.proxy != NULL) {
+        kvp_proxy_close(http->config.proxy); /* nobody may be suspended when the library stops */
+    }
     kvp_parser_stop(http);
     MHD_stop_daemon(http->mhd);
     kvp_parser_cleanup(http);

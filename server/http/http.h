@@ -61,6 +61,12 @@ struct kvp_http_answered {
                        was none */
 };
 
+/* A token of ours in this leaves Authorization to the engine's server; which instance is meant. */
+#define KVP_PASS_TOKEN_HEADER    "X-Kvplane-Token"
+#define KVP_PASS_INSTANCE_HEADER "X-Kvplane-Instance"
+
+struct kvp_proxy;
+
 /* What the server asks its program, on the HTTP thread; none of it may wait. */
 struct kvp_http_ops {
     /* Answers a route of kind PROBE. instance: "" if not given. */
@@ -103,7 +109,10 @@ struct kvp_http_config {
     /* NULL, or where it is told since when the thread for large bodies has had one; 0: it has none.
      * Named bodies; a Unix socket's, bodies-unix. To kvp_rest_start() one of each. */
     _Atomic(uint64_t) *parsing_since_ns;
-    struct kvp_inbox *inbox; /* of the loop that answers routes of kind CONTROL */
+    struct kvp_proxy *proxy; /* where requests go that no route is there for; NULL: they are 404 */
+    bool pass_free;          /* they need no token of ours */
+    const char *pass_authorization; /* that they get if they bring none; NULL: none. Borrowed */
+    struct kvp_inbox *inbox;        /* of the loop that answers routes of kind CONTROL */
     const struct kvp_http_ops *ops;
     void *ctx;
 };

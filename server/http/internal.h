@@ -22,6 +22,7 @@ enum kvp_phase {
     KVP_BODY,      /* it reads the body; an answer may be decided already */
     KVP_PARSING,   /* suspended; the parser's until it resumes */
     KVP_SUBMITTED, /* suspended; control's until it replies */
+    KVP_PASSING,   /* its answer comes from the engine's server; suspended while it does not */
     KVP_ANSWERING  /* libmicrohttpd sends the answer */
 };
 
@@ -42,11 +43,13 @@ struct kvp_exchange {
     const char *query; /* in target; NULL: none */
     struct kvp_framing framing;
     size_t body_cap;
-    uint64_t received; /* bytes of body, kept or dropped */
-    bool owed;         /* counted in http->owed */
-    bool close;        /* after the answer */
-    uint32_t token;    /* that it came with, from 1 */
-    uint32_t judged;   /* http->tokens_read then */
+    uint64_t received;           /* bytes of body, kept or dropped */
+    bool owed;                   /* counted in http->owed */
+    bool close;                  /* after the answer */
+    uint32_t token;              /* that it came with, from 1 */
+    uint32_t judged;             /* http->tokens_read then */
+    bool own_token;              /* Authorization has one of ours */
+    struct kvp_proxy_call *pass; /* NULL: it is not passed on */
     /* What was decided, by a check or by reply(): the answer. http_status 0: nothing yet. */
     unsigned http_status;
     json_t *json;
@@ -133,6 +136,18 @@ enum MHD_Result kvp_queue_response(struct MHD_Connection *mhd, unsigned http_sta
 /* origin.c */
 /* NULL, or why a request that a browser was made to send by somebody else's page is not taken. */
 const char *kvp_exchange_foreign(const struct kvp_exchange *exchange);
+
+/* pass.c */
+/* The role of a request that no route is there for, and that may be passed on; NULL: it may not. */
+const struct kvp_route *kvp_pass_route(const struct kvp_http *http, const char *method,
+                                       const char *path, size_t len);
+/* Begins, or refuses. */
+void kvp_pass_begin(struct kvp_exchange *exchange, const char *method);
+/* *len: what is left. NO: the connection ends. */
+enum MHD_Result kvp_pass_body(struct kvp_exchange *exchange, const char *data, size_t *len);
+void kvp_pass_whole(struct kvp_exchange *exchange);
+enum MHD_Result kvp_pass_answer(struct kvp_exchange *exchange); /* if it is there */
+void kvp_pass_ended(struct kvp_exchange *exchange);             /* if it was one */
 
 /* document.c: answers with a document, or that the client has it already. */
 enum MHD_Result kvp_exchange_document(struct kvp_exchange *exchange);

@@ -19,12 +19,13 @@
  *          STATIC  a document of the program itself, the same
  *          CONTROL answered by the loop
  *          STREAM  the same; who accepts text/event-stream gets it without an end
+ *          PASS    passed on to the engine's own server; of what is in no table
  *   role:  what a token must allow: READ or ADMIN (probes and documents need none)
  *   operation: the operation id of the contract
  */
 enum kvp_method { KVP_GET, KVP_POST };
 enum kvp_role_needed { KVP_ROLE_READ, KVP_ROLE_ADMIN };
-enum kvp_where { KVP_PROBE, KVP_STATIC, KVP_CONTROL, KVP_STREAM };
+enum kvp_where { KVP_PROBE, KVP_STATIC, KVP_CONTROL, KVP_STREAM, KVP_PASS };
 
 #define KVP_BODY_SMALL (1u << 20)         /* bytes of a request body */
 #define KVP_BODY_RELAY KVB_RELAY_BODY_MAX /* of one that is relayed to the engine */

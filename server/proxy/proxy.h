@@ -50,14 +50,16 @@ struct kvp_proxy_config {
     uint64_t hold_ms;
     uint32_t idle_max;   /* connections kept open for the next requests, of all targets */
     uint64_t connect_ms; /* bound of connecting, and of TLS */
+    const char *ca_file; /* of https; "": the system's */
     uint64_t idle_ms;    /* bound between two bytes of a server; 0: none */
 };
 
 /* Its thread runs. NO_MEMORY, LIMIT, IO; logged. */
 KVB_MUST_USE kvb_status_t kvp_proxy_create(const struct kvp_proxy_config *config,
                                            struct kvp_proxy **proxy_p);
-/* Any thread: nothing passes any more; what waits is refused, and what is under way is broken off
- * (an answer that has begun ends as a broken one). Idempotent. */
+/* Any thread but its own: nothing passes any more; what waits is refused, and what is under way is
+ * broken off (an answer that has begun ends as a broken one). When it returns nobody sleeps, or
+ * will (kvp_proxy_waiter). Idempotent. */
 void kvp_proxy_close(struct kvp_proxy *proxy);
 /* Every call has ended. NULL: nothing. */
 void kvp_proxy_destroy(struct kvp_proxy *proxy);
@@ -81,6 +83,9 @@ void kvp_proxy_tell(struct kvp_proxy *proxy, const char *instance, enum kvp_targ
                     const char *reason);
 
 /* ---- calls ---- */
+
+/* Would it make an engine compute? method and path of a request; what is not known does not. */
+bool kvp_proxy_generates(const char *method, const char *path);
 
 /* A name and its value, which point into one text. */
 struct kvp_proxy_header {
@@ -107,6 +112,7 @@ struct kvp_proxy_refusal {
     unsigned http_status;
     unsigned retry_after_s; /* 0: none */
     const char *param;      /* NULL: none */
+    const char *reason;     /* a word, for metrics */
     char message[384];
 };
 
@@ -129,6 +135,8 @@ KVB_MUST_USE bool kvp_proxy_begin(struct kvp_proxy *proxy, const struct kvp_prox
 /* How much of the body was taken; less than len: it waits, and then the rest is offered again.
  * Once the answer is decided the rest of the body is of no use, and all of it is taken. */
 KVB_MUST_USE size_t kvp_proxy_send(struct kvp_proxy_call *call, const char *data, size_t len);
+/* Bytes of a body that came when it was of no use any more. */
+uint64_t kvp_proxy_dropped(struct kvp_proxy_call *call);
 void kvp_proxy_sent(struct kvp_proxy_call *call); /* that was all of it */
 
 enum kvp_proxy_answered {

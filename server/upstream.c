@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "upstream.h"
+
+#include "program.h"
+
+#include "base/assert.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEY_MAX 4096 /* bytes, NUL included */
+
+static kvb_status_t read_key(const char *path, char **authorization_p)
+{
+    char key[KEY_MAX];
+    uint32_t len;
+    if (path[0] == '\0') {
+        return KVB_OK;
+    }
+    kvb_status_t status = kvp_program_secret("upstream-key-file", path, key, sizeof key, &len);
+    if (status != KVB_OK) {
+        return status;
+    }
+    int written = asprintf(authorization_p, "Bearer %.*s", (int)len, key);
+    explicit_bzero(key, sizeof key);
+    if (written < 0) {
+        *authorization_p = NULL;
+        return KVB_ERR_NO_MEMORY;
+    }
+    return KVB_OK;
+}
+
+static enum kvp_gate gate(const char *word)
+{
+    enum kvp_gate gate = KVP_GATE_PASS;
+    bool known = kvp_gate_parse(word, &gate);
+    kvb_assert(known); /* one of the words of its list */
+    return gate;
+}
+
+kvb_status_t kvp_upstream_create(const struct kvp_config *config, struct kvb_metrics *metrics,
+                                 struct kvp_upstream *upstream)
+{
+    const struct kvp_proxy_config proxy = {
+        .clock = &kvb_clock_real,
+        .metrics = metrics,
+        .while_paused = gate(config->upstream_while_paused),
+        .while_asleep = gate(config->upstream_while_asleep),
+        .requests_max = (uint32_t)config->upstream_requests_max,
+        .hold_max = (uint32_t)config->upstream_hold_max,
+        .hold_ms = config->upstream_hold_bound,
+        .idle_max = (uint32_t)config->upstream_connections_kept,
+        .connect_ms = config->upstream_connect_timeout,
+        .ca_file = config->upstream_ca_file,
+        .idle_ms = config->upstream_idle_timeout,
+    };
+    if (config->upstream[0] == '\0') {
+        return KVB_OK;
+    }
+    kvb_status_t status = read_key(config->upstream_key_file, &upstream->authorization);
+    if (status == KVB_OK) {
+        status = kvp_proxy_create(&proxy, &upstream->proxy);
+    }
+    if (status == KVB_OK) {
+        status = kvp_proxy_set_target(upstream->proxy, "", config->upstream);
+    }
+    return status;
+}
+
+void kvp_upstream_destroy(struct kvp_upstream *upstream)
+{
+    kvp_proxy_destroy(upstream->proxy);
+    if (upstream->authorization != NULL) {
+        explicit_bzero(upstream->authorization, strlen(upstream->authorization));
+        free(upstream->authorization);
+    }
+}
+
+/* A pause that a sleep has begun with is the sleep already: nothing is to arrive any more. */
+static enum kvp_target_state state_of(const struct kvp_view *view)
+{
+    const unsigned sleeps = KVP_STOPPED_BY_SLEEP | KVP_STOPPED_BY_RELEASE | KVP_STOPPED_BY_SLEEP0 |
+                            KVP_STOPPED_BY_DEGRADED;
+    if (!view->attached) {
+        return KVP_TARGET_GONE;
+    }
+    if (view->is_sleeping || view->degraded || (view->stopped_by & sleeps) != 0) {
+        return KVP_TARGET_ASLEEP;
+    }
+    return view->scheduler == KVP_SCHEDULER_RUNNING ? KVP_TARGET_RUNNING : KVP_TARGET_PAUSED;
+}
+
+void kvp_upstream_tell(const struct kvp_upstream *upstream, const struct kvp_view *view)
+{
+    if (upstream->proxy != NULL) {
+        kvp_proxy_tell(upstream->proxy, view->instance, state_of(view),
+                       view->ready ? "" : view->not_ready);
+    }
+}
