@@ -53,6 +53,15 @@ struct sim_resets {
     uint64_t tenant_ns, own_ns[SIM_WEIGHTS_MAX];
 };
 extern struct sim_resets sim_resets[SIM_ENGINES_MAX];
+/* What an engine's own reset clears: what was shared under the name that it was given last, unless
+ * a change of weights, even one that failed, or an end of the engine came since: whoever still
+ * holds the weights of that name keeps what they share. */
+struct sim_shares {
+    bool named;
+    uint32_t changes; /* since it began; never fewer */
+};
+extern struct sim_shares sim_shares[SIM_ENGINES_MAX];
+void sim_weights_changed(uint32_t number);
 uint64_t sim_weights_of(uint32_t number);
 
 struct sim_engine;

@@ -32,6 +32,7 @@ _Static_assert(BLOCK *BLOCKS *REQUESTS <= KV_LEN, "slots fit");
 
 struct sim_counts sim_counts;
 struct sim_resets sim_resets[SIM_ENGINES_MAX];
+struct sim_shares sim_shares[SIM_ENGINES_MAX];
 static struct sim_engine *engines[SIM_ENGINES_MAX]; /* the last of each number */
 
 enum tag { KV, WEIGHTS, TAGS };
@@ -686,6 +687,7 @@ static void on_relay(struct rank *rank, const struct kvb_link_relay *relay, stru
 {
     struct sim_engine *engine = rank->engine;
     struct kvb_link_relay_reply reply = {.status = KVB_OK, .body = {(const uint8_t *)"{}", 2}};
+    sim_weights_changed(engine->number);
     if (strcmp(relay->method, "start_weight_update") == 0) {
         engine->updating = true;
     } else if (strcmp(relay->method, "finish_weight_update") == 0) {
@@ -757,6 +759,7 @@ static void on_call(struct rank *rank, const struct kvb_frame *frame, struct kvb
         if (status == KVB_OK) {
             rank->lineage = msg.lineage;
             rank->weights_written = false;
+            sim_shares[engine->number].named |= msg.lineage.name[0] != '\0';
             kvb_link_status_pack(&answer->writer, KVB_OK);
             reply_in(answer, 0); /* in order with what it puts and gets from now on */
         }
@@ -921,6 +924,7 @@ struct sim_engine *sim_engine_start(uint32_t number, uint32_t machine, uint32_t 
     engine->process = sim_process_start(engine->instance, machine);
     engine->number = number;
     engines[number] = engine;
+    sim_weights_changed(number);
     engine->nranks = nranks;
     engine->last_request = sim_draw() >> 8;
     kvb_list_init(&engine->pauses);
@@ -981,6 +985,12 @@ void sim_engine_check(struct sim_engine *engine)
             check_old(engine, &engine->ranks[r].memories[t]);
         }
     }
+}
+
+void sim_weights_changed(uint32_t number)
+{
+    sim_shares[number].named = false;
+    sim_shares[number].changes++;
 }
 
 uint64_t sim_weights_of(uint32_t number)

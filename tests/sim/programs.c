@@ -306,11 +306,18 @@ struct ask {
     struct kvp_ask what;
     char body[64];
     uint64_t asked_ns;
-    uint64_t weights; /* of its engine, then */
+    uint64_t weights; /* of its engine, then, */
+    struct sim_shares shares;
     uint32_t times;
     kvb_status_t *status_p; /* NULL: nobody wants it */
 };
 static struct ask *asks;
+
+static bool changes_weights(enum kvp_operation operation)
+{
+    return operation == KVP_OP_START_UPDATE || operation == KVP_OP_UPDATE ||
+           operation == KVP_OP_FINISH_UPDATE;
+}
 
 static void on_outcome(void *arg, const struct kvp_outcome *outcome)
 {
@@ -323,13 +330,15 @@ static void on_outcome(void *arg, const struct kvp_outcome *outcome)
     if (ask->status_p != NULL) {
         *ask->status_p = outcome->status;
     }
+    if (outcome->status != KVB_OK && changes_weights(ask->what.operation)) {
+        sim_weights_changed(ask->daemon->number); /* it has left, whatever reached the engine */
+    }
     bool tenant = ask->what.operation == KVP_OP_TENANT_RESET;
     bool own = ask->what.operation == KVP_OP_RESET && ask->what.reset_external == KVP_YES;
     for (uint32_t i = 0; outcome->status == KVB_OK && i < SIM_ENGINES_MAX; i++) {
         struct sim_resets *resets = &sim_resets[i];
-        /* Of other weights, as of those that an engine begins with anew, nothing was cleared. */
         uint64_t *own_ns = own && i == ask->daemon->number && ask->weights < SIM_WEIGHTS_MAX &&
-                                   ask->weights == sim_weights_of(i)
+                                   ask->shares.named && ask->shares.changes == sim_shares[i].changes
                                ? &resets->own_ns[ask->weights]
                                : NULL;
         uint64_t *reset_ns = tenant ? &resets->tenant_ns : own_ns;
@@ -352,6 +361,7 @@ void sim_daemon_ask(struct sim_daemon *daemon, const struct kvp_ask *what, kvb_s
                         .what = *what,
                         .asked_ns = sim.now_ns,
                         .weights = sim_weights_of(daemon->number),
+                        .shares = sim_shares[daemon->number],
                         .status_p = status_p};
     if (status_p != NULL) {
         *status_p = KVB_IN_PROGRESS;
