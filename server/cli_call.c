@@ -6,11 +6,12 @@
 #include "base/utf8.h"
 
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ANSWER_MAX = 16 << 20 };
+enum { ANSWER_MAX = 16 << 20, PAGES_MAX = 10000 };
 
 static size_t take_answer(char *data, size_t size, size_t n, void *ctx)
 {
@@ -203,7 +204,14 @@ json_t *kvp_call_fetch_all(struct kvp_call *call, const char *path, const char *
     char page_path[640];
     json_t *all = kvp_call_fetch(call, path, rc_p);
     const char *next;
+    uint32_t pages = 1;
     while ((next = json_string_value(json_object_get(all, "next"))) != NULL) {
+        if (pages++ == PAGES_MAX) {
+            tell(call, "%s: a list that does not end", kvp_call_where(call));
+            json_decref(all);
+            *rc_p = KVP_CLI_REFUSED;
+            return NULL;
+        }
         (void)snprintf(page_path, sizeof page_path, "%s%ccursor=%.300s", path, mark, next);
         json_t *page = kvp_call_fetch(call, page_path, rc_p);
         if (page == NULL) {

@@ -113,8 +113,8 @@ json_t *kvp_frame_queues(const char *metrics)
             (void)snprintf(label, sizeof label, "queue=\"%s\"", queues[i]);
             for (const char *at = metrics; (at = strstr(at, name)) != NULL; at++) {
                 const char *end = strchr(at, '}');
-                const char *is = strstr(at, label);
-                sum += end != NULL && is != NULL && is < end ? strtod(end + 1, NULL) : 0;
+                bool is = end != NULL && memmem(at, (size_t)(end - at), label, strlen(label));
+                sum += is ? strtod(end + 1, NULL) : 0;
             }
             (void)json_object_set_new(one, states[k], json_real(sum));
         }
