@@ -123,6 +123,7 @@ struct kve_run {
     kve_run_fn done;       /* the run is freed after it */
     kve_run_fn stalled_fn; /* may be NULL: all that are left wait for the next resume */
     void *arg;
+    void *owned; /* freed with it; may be NULL */
 };
 
 enum kve_slot_from { KVE_FROM_NOWHERE, KVE_FROM_CACHE, KVE_FROM_STORE, KVE_FROM_COMPUTE };

@@ -8,6 +8,8 @@
  */
 #include "parts.h"
 
+#include "base/utf8.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +77,7 @@ static void set_version(struct kve_engine *engine, const json_t *version)
 {
     if (json_is_string(version)) {
         snprintf(engine->version, sizeof engine->version, "%s", json_string_value(version));
+        kvb_utf8_clean(engine->version); /* it may have been cut within a character */
     }
 }
 
@@ -193,13 +196,12 @@ static void stats(const struct relayed *relayed)
 /* A run that a relayed call waits for. */
 static void run_done(void *arg, struct kve_run *run)
 {
-    struct relayed *relayed = arg;
+    const struct relayed *relayed = arg;
     const struct kve_engine *engine = relayed->engine;
 
     if (relayed->session == engine->session && !engine->closing && kvplane_attached(engine->kv)) {
         reply(relayed, false, json_pack("{s:[o]}", "results", kve_counts_json(&run->counts)));
     }
-    free(relayed);
 }
 
 static void run(const struct relayed *relayed)
@@ -232,7 +234,9 @@ static void run(const struct relayed *relayed)
     if (status != KVB_OK) {
         free(copy);
         refuse(relayed, (int)status, "first and count must name requests of the trace");
+        return;
     }
+    started->owned = copy; /* also of a run that the engine's end cuts off */
 }
 
 struct relay_row {

@@ -120,6 +120,7 @@ static void destroy_run(struct kve_run *run)
 {
     json_decref(run->unfinished);
     json_decref(run->outputs);
+    free(run->owned);
     free(run);
 }
 

@@ -30,6 +30,7 @@ static bool fuzz_terminal(void);
 static int fuzz_size(struct winsize *size_p);
 static ssize_t fuzz_draw(const char *text, size_t len);
 static int fuzz_wait(void);
+static ssize_t fuzz_keys(char *keys);
 
 #undef curl_easy_perform
 #undef curl_easy_getinfo
@@ -45,7 +46,7 @@ static int fuzz_wait(void);
 #define tcgetattr(fd, at)                     ((void)(at), 0)
 #define tcsetattr(fd, how, at)                ((void)(at), 0)
 #define write(fd, text, len)                  fuzz_draw(text, len)
-#define read(fd, keys, len)                   ((void)(keys), (ssize_t)-1)
+#define read(fd, keys, len)                   fuzz_keys(keys)
 #define poll(fds, n, ms)                      ((void)(fds), 0)
 #define ppoll(fds, n, time, mask)             ((void)(fds), (void)(time), fuzz_wait())
 #define sigprocmask(how, set, old)            ((void)(set), (void)(old), 0)
@@ -207,6 +208,14 @@ static ssize_t fuzz_draw(const char *text, size_t len)
     return (ssize_t)fwrite(text, 1, len, stdout);
 }
 
+/* Nobody types. */
+static ssize_t fuzz_keys(char *keys)
+{
+    keys[0] = '\0';
+    errno = EAGAIN;
+    return -1;
+}
+
 /* Until the next look; whoever has seen all leaves. */
 static int fuzz_wait(void)
 {
@@ -283,7 +292,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (argc == 0 && strncmp(arg, "tty", 3) == 0) {
             daemon_.terminal.ws_col = (unsigned short)strtoul(arg + 3, &arg, 10);
             daemon_.terminal.ws_row = (unsigned short)strtoul(arg + (*arg == 'x'), NULL, 10);
-            daemon_.terminal.ws_row += daemon_.terminal.ws_row == 0;
+            daemon_.terminal.ws_row = daemon_.terminal.ws_row > 0 ? daemon_.terminal.ws_row : 1;
             continue;
         }
         argv[argc++] = arg;

@@ -50,7 +50,9 @@ struct test_store {
     struct kvs_space space;
 };
 
+#ifndef TEST_STORE_MEMORY
 #define TEST_STORE_MEMORY MIB(16)
+#endif
 
 struct test_store_config {
     uint64_t share_bytes;
