@@ -41,74 +41,42 @@ enum { KV, WEIGHTS };
 
 #define MENU_MAX 10u
 struct lens {
-    const char *name;
+    struct explore_lens base;
     uint32_t requests, faults, deaths;
-    uint32_t depth;
     bool store; /* with a coordinator */
     bool fingerprints;
     bool cancels;       /* a client may cancel what it asked for */
     const char *before; /* of the menu: done already; NULL: nothing */
     const char *menu[MENU_MAX + 1];
 };
+#define LENS(name_, depth_) .base = {.name = (name_), .depth = (depth_)}
 static const struct lens lenses[] = {
     /* One at a time, and one thing that goes wrong: to the end. */
-    {.name = "alone",
-     .requests = 1,
-     .faults = 1,
-     .depth = 64,
+    {LENS("alone", 0), .requests = 1, .faults = 1,
      .menu = {"sleep 1", "sleep 2", "release", "pause keep", "reset", "start", "update", NULL}},
-    {.name = "dies",
-     .requests = 1,
-     .deaths = 1,
-     .depth = 64,
+    {LENS("dies", 0), .requests = 1, .deaths = 1,
      .menu = {"sleep 1", "sleep 2", "release", "pause keep", "reset", "start", "update", NULL}},
     /* The same, asleep. */
-    {.name = "asleep",
-     .requests = 1,
-     .faults = 1,
-     .depth = 64,
-     .before = "sleep 1",
+    {LENS("asleep", 0), .requests = 1, .faults = 1, .before = "sleep 1",
      .menu = {"sleep 1", "wake", "wake weights", "resume", "sleep 2", "release", NULL}},
-    {.name = "wakes",
-     .requests = 1,
-     .deaths = 1,
-     .depth = 64,
-     .before = "sleep 1",
+    {LENS("wakes", 0), .requests = 1, .deaths = 1, .before = "sleep 1",
      .menu = {"sleep 1", "wake", "wake weights", "sleep 2", NULL}},
     /* Undo that fails, too. */
-    {.name = "undo", .requests = 1, .faults = 3, .depth = 30, .menu = {"sleep 1", "sleep 2", NULL}},
+    {LENS("undo", 30), .requests = 1, .faults = 3, .menu = {"sleep 1", "sleep 2", NULL}},
     /* Who sleeps and wakes, with every failure of a step on the way. */
-    {.name = "steps",
-     .requests = 2,
-     .faults = 1,
-     .depth = 16,
+    {LENS("steps", 16), .requests = 2, .faults = 1,
      .menu = {"sleep 1", "sleep 2", "wake", "wake weights", "resume", "pause keep", NULL}},
     /* Ranks that go and come back. */
-    {.name = "ranks",
-     .requests = 2,
-     .deaths = 2,
-     .depth = 6,
+    {LENS("ranks", 6), .requests = 2, .deaths = 2,
      .menu = {"sleep 1", "wake", "resume", "pause keep", NULL}},
     /* More is asked than one at a time. */
-    {.name = "clients",
-     .requests = 3,
-     .cancels = true,
-     .depth = 10,
+    {LENS("clients", 10), .requests = 3, .cancels = true,
      .menu = {"sleep 1", "wake", "pause keep", "resume", "release", "reset", NULL}},
     /* Weights change. */
-    {.name = "weights",
-     .requests = 3,
-     .faults = 1,
-     .depth = 6,
+    {LENS("weights", 6), .requests = 3, .faults = 1,
      .menu = {"start", "update", "finish", "sleep 1", "wake", "resume", NULL}},
     /* A coordinator that answers, does not, and tells of others' resets. */
-    {.name = "store",
-     .requests = 2,
-     .faults = 1,
-     .deaths = 1,
-     .store = true,
-     .fingerprints = true,
-     .depth = 4,
+    {LENS("store", 4), .requests = 2, .faults = 1, .deaths = 1, .store = true, .fingerprints = true,
      .menu = {"reset external", "tenant", "sleep 1", "wake", NULL}},
 };
 #define NLENSES (sizeof lenses / sizeof lenses[0])
@@ -1846,8 +1814,9 @@ static void all_goes_well(void)
     }
 }
 
-static void create(void)
+static void create(const struct explore_lens *chosen)
 {
+    lens = (const struct lens *)(const void *)chosen; /* it begins with it */
     heap_clear();
     heap_enter();
     world = calloc(1, sizeof *world);
@@ -1916,17 +1885,10 @@ static const struct search_model model = {
     .way_text = way_text,
 };
 
-static void choose(uint32_t index)
-{
-    lens = &lenses[index];
-    create();
-}
-
-int main(int argc, char **argv)
-{
-    struct explore_lens all[NLENSES];
-    for (size_t i = 0; i < NLENSES; i++) {
-        all[i] = (struct explore_lens){.name = lenses[i].name, .depth = lenses[i].depth};
-    }
-    return explore_main(argc, argv, &model, all, NLENSES, choose);
-}
+const struct explore explore = {
+    .model = &model,
+    .lenses = &lenses[0].base,
+    .lens_bytes = sizeof lenses[0],
+    .nlenses = NLENSES,
+    .create = create,
+};

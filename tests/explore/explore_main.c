@@ -10,11 +10,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#define STATES_MAX 20000000u /* with all that is kept of them 2 GB at most */
+
 struct options {
     const char *lens;
     const char *trace;
     uint32_t depth; /* 0: each lens has its own */
     uint64_t states_max;
+    bool exact;
 };
 
 static bool parse(int argc, char **argv, struct options *options_p)
@@ -25,6 +28,8 @@ static bool parse(int argc, char **argv, struct options *options_p)
             options_p->depth = (uint32_t)strtoul(value, NULL, 10);
         } else if (strcmp(argv[i], "--states") == 0) {
             options_p->states_max = strtoull(value, NULL, 10);
+        } else if (strcmp(argv[i], "--exact") == 0) {
+            options_p->exact = strcmp(value, "yes") == 0;
         } else if (strcmp(argv[i], "--lens") == 0) {
             options_p->lens = value;
         } else if (strcmp(argv[i], "--replay") == 0) {
@@ -36,36 +41,47 @@ static bool parse(int argc, char **argv, struct options *options_p)
     return argc % 2 == 1 && (options_p->trace == NULL || options_p->lens != NULL);
 }
 
-static bool explore(const struct search_model *model, const struct explore_lens *lens,
-                    const struct options *options, const char *program)
+static bool run_lens(const struct explore_lens *lens, const struct options *options,
+                     const char *program)
 {
     char replay[256];
     struct search_result result;
     struct timespec begun, ended;
-    struct search_limits limits = {.depth = options->depth != 0 ? options->depth : lens->depth,
+    uint32_t depth = options->depth != 0 ? options->depth : lens->depth;
+    struct search_limits limits = {.depth = depth != 0 ? depth : UINT32_MAX,
                                    .states_max = options->states_max};
     (void)snprintf(replay, sizeof replay, "%s --lens %s", program, lens->name);
     clock_gettime(CLOCK_MONOTONIC, &begun);
-    bool ok = search_run(model, &limits, replay, &result);
+    bool ok = search_run(explore.model, &limits, replay, &result);
     clock_gettime(CLOCK_MONOTONIC, &ended);
     printf("%-8s depth %u%s: %llu states, %llu events, %llu followed, %.1f s\n", lens->name,
            result.depth, result.whole ? " (all)" : "", (unsigned long long)result.states,
            (unsigned long long)result.events, (unsigned long long)result.followed,
            (double)(ended.tv_sec - begun.tv_sec) + (double)(ended.tv_nsec - begun.tv_nsec) / 1e9);
+    limits.exact = true;
+    if (ok && options->exact && explore.model->exact != NULL) {
+        uint64_t states = result.states;
+        ok = search_run(explore.model, &limits, replay, &result);
+        printf("%-8s told apart by all that is in it: %llu states of %llu forms\n", lens->name,
+               (unsigned long long)result.states, (unsigned long long)result.forms);
+        if (ok && result.forms != states) {
+            printf("VIOLATION forms leave out what counts\n");
+            ok = false;
+        }
+    }
     (void)fflush(stdout);
     return ok;
 }
 
-int explore_main(int argc, char **argv, const struct search_model *model,
-                 const struct explore_lens *lenses, uint32_t nlenses,
-                 void (*choose)(uint32_t index))
+int main(int argc, char **argv)
 {
-    struct options options = {.states_max =
-                                  4000000}; /* of 32 bytes, with their table 2 GB at most */
+    struct options options = {.states_max = STATES_MAX};
     bool any = false;
     if (!parse(argc, argv, &options)) {
-        (void)fprintf(stderr, "usage: %s [--depth N] [--states N] [--lens NAME [--replay TRACE]]\n",
-                      argv[0]);
+        (void)fprintf(
+            stderr,
+            "usage: %s [--depth N] [--states N] [--exact yes] [--lens NAME [--replay TRACE]]\n",
+            argv[0]);
         return 2;
     }
     if (options.trace != NULL) { /* what the code says to it */
@@ -73,14 +89,16 @@ int explore_main(int argc, char **argv, const struct search_model *model,
     } else {
         kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, open("/dev/null", O_WRONLY | O_CLOEXEC));
     }
-    for (uint32_t i = 0; i < nlenses; i++) {
-        if (options.lens != NULL && strcmp(options.lens, lenses[i].name) != 0) {
+    for (uint32_t i = 0; i < explore.nlenses; i++) {
+        const void *at = (const char *)explore.lenses + i * explore.lens_bytes;
+        const struct explore_lens *lens = at;
+        if (options.lens != NULL && strcmp(options.lens, lens->name) != 0) {
             continue;
         }
         any = true;
-        choose(i);
-        bool ok = options.trace != NULL ? search_replay(model, options.trace)
-                                        : explore(model, &lenses[i], &options, argv[0]);
+        explore.create(lens);
+        bool ok = options.trace != NULL ? search_replay(explore.model, options.trace)
+                                        : run_lens(lens, &options, argv[0]);
         if (!ok) {
             return 1;
         }

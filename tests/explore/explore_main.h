@@ -7,13 +7,19 @@
 /* A part of what is explored: how much of each may happen is the program's own business. */
 struct explore_lens {
     const char *name;
-    uint32_t depth; /* without --depth */
+    uint32_t depth; /* without --depth; 0: to the end */
 };
 
-/* The arguments, every lens (or the one named), its line, and the exit status: 0 if nothing was
- * found. choose makes the first state of a lens. */
-int explore_main(int argc, char **argv, const struct search_model *model,
-                 const struct explore_lens *lenses, uint32_t nlenses,
-                 void (*choose)(uint32_t index));
+/* What a program explores: its own lenses each begin with a struct explore_lens. main() is here:
+ * the arguments, every lens (or the one named), its line, and the exit status, 0 if nothing was
+ * found. */
+struct explore {
+    const struct search_model *model;
+    const struct explore_lens *lenses; /* the first */
+    size_t lens_bytes;
+    uint32_t nlenses;
+    void (*create)(const struct explore_lens *lens); /* its first state */
+};
+extern const struct explore explore;
 
 #endif

@@ -29,7 +29,6 @@ struct head {
     uint32_t drawn;
     struct block blocks[BLOCKS_MAX];
     uint32_t free_of[64]; /* by size in grains, + 1; the last: all larger ones */
-    uint16_t block_of[GRAINS];
 };
 struct copy {
     struct head head;
@@ -37,6 +36,9 @@ struct copy {
 };
 
 static struct head head;
+/* Needs no copy: below the top of a state that is kept, nothing of it changes as long as that state
+ * is the one to come back to. */
+static uint16_t block_of_grain[GRAINS];
 static bool inside;
 static struct {
     char *at;
@@ -85,7 +87,7 @@ static void *heap_alloc(size_t len)
         kvb_assert(at == HEAP_AT);
     }
     for (uint32_t i = 0; i < grains; i++) {
-        head.block_of[head.top + i] = (uint16_t)head.nblocks;
+        block_of_grain[head.top + i] = (uint16_t)head.nblocks;
     }
     head.blocks[head.nblocks++] =
         (struct block){.at = head.top, .bytes = grains * GRAIN, .used = true};
@@ -98,7 +100,7 @@ static void *heap_alloc(size_t len)
 static struct block *block_of(const void *at)
 {
     size_t grain = (size_t)((const char *)at - HEAP_AT) / GRAIN;
-    return grain < head.top ? &head.blocks[head.block_of[grain]] : NULL;
+    return grain < head.top ? &head.blocks[block_of_grain[grain]] : NULL;
 }
 
 void *__wrap_malloc(size_t len)
@@ -206,7 +208,6 @@ static void copy_head(struct head *to, const struct head *from)
     to->drawn = from->drawn;
     memcpy(to->blocks, from->blocks, from->nblocks * sizeof from->blocks[0]);
     memcpy(to->free_of, from->free_of, sizeof from->free_of);
-    memcpy(to->block_of, from->block_of, from->top * sizeof from->block_of[0]);
 }
 
 static struct copy first, marked;
@@ -349,6 +350,19 @@ static uint64_t masked(uint64_t word, const char *at, const uint32_t *const *fla
     return word;
 }
 
+/* Whether a word may mean something else than itself: most are small. */
+static inline bool plain(uint64_t word)
+{
+    return word < HEAP_ASK_BASE;
+}
+
+/* Four words at a time: their products do not wait for each other. */
+static inline uint64_t product(uint64_t a, uint64_t b)
+{
+    __uint128_t whole = (__uint128_t)a * b;
+    return (uint64_t)whole ^ (uint64_t)(whole >> 64);
+}
+
 static void mix_stretch(struct mix *mix, const char *begin, const char *at, const char *stop,
                         const uint32_t *const *flags, uint32_t nflags, uint64_t now_ns)
 {
@@ -357,13 +371,17 @@ static void mix_stretch(struct mix *mix, const char *begin, const char *at, cons
         size_t len = (size_t)(stop - at) < sizeof words ? (size_t)(stop - at) : sizeof words;
         memcpy(words, at, len);
         if ((words[0] | words[1] | words[2] | words[3]) != 0) {
-            mix_add(mix, 0xabcdef0000000000ull + (uint64_t)(at - begin)); /* where */
-            for (uint32_t i = 0; i < len / 8; i++) {
+            for (uint32_t i = 0; i < 4; i++) {
                 uint64_t word = flags != NULL && words[i] != 0
                                     ? masked(words[i], at + 8 * i, flags, nflags)
                                     : words[i];
-                mix_add(mix, word == 0 ? 0 : canonical(word, now_ns));
+                words[i] = plain(word) ? word : canonical(word, now_ns);
             }
+            uint64_t where = (uint64_t)(at - begin) * 0x9e3779b97f4a7c15ull;
+            mix->a = product(words[0] ^ mix->a ^ 0xa0761d6478bd642full,
+                             words[1] ^ where ^ 0xe7037ed1a0b428dbull);
+            mix->b = product(words[2] ^ mix->b ^ 0x8ebc6af09c88c6e3ull,
+                             words[3] ^ where ^ 0x589965cc75374cc3ull);
         }
         at += len;
     }
@@ -401,8 +419,8 @@ void heap_hash(const void *const *roots, uint32_t nroots, const uint32_t *const 
         }
         mix_add(&mix, 0x5eed);
     }
-    mix.a ^= mix.b >> 32;
     mix_add(&mix, nqueue);
+    mix_add(&mix, mix.b);
     hash_p[0] = mix.a;
     hash_p[1] = mix.b;
 }

@@ -31,6 +31,8 @@ struct known {
 };
 
 static const struct search_model *model;
+static bool exact;
+static struct known forms;
 static char failure[1024];
 static uint16_t path[PATH_MAX_]; /* the events that led to the state being looked at */
 static uint32_t npath;
@@ -121,8 +123,7 @@ static void table_grow(void)
     }
 }
 
-/* True: it is new. */
-static bool add_state(const uint64_t hash[2], uint32_t parent, uint16_t choice, uint32_t depth)
+static void add_state(const uint64_t hash[2], uint32_t parent, uint16_t choice, uint32_t depth)
 {
     if (2 * (nstates + 1) > table_cap) {
         table_grow();
@@ -131,7 +132,7 @@ static bool add_state(const uint64_t hash[2], uint32_t parent, uint16_t choice, 
     for (; table[place] != 0; place = (place + 1) & (table_cap - 1)) {
         const struct state *one = &states[table[place] - 1];
         if (one->hash[0] == hash[0] && one->hash[1] == hash[1]) {
-            return false;
+            return;
         }
     }
     if (nstates == states_cap) {
@@ -141,7 +142,6 @@ static bool add_state(const uint64_t hash[2], uint32_t parent, uint16_t choice, 
     states[nstates++] = (struct state){
         .hash = {hash[0], hash[1]}, .parent = parent, .choice = choice, .depth = (uint16_t)depth};
     table[place] = (uint32_t)nstates;
-    return true;
 }
 
 static bool known_has(const struct known *known, uint64_t hash)
@@ -184,6 +184,17 @@ static void known_add(struct known *known, uint64_t hash)
 
 /* ---- the search ---- */
 
+static void add_present(uint32_t parent, uint16_t choice, uint32_t depth)
+{
+    uint64_t hash[2];
+    model->hash(hash);
+    if (exact) {
+        known_add(&forms, hash[0]);
+        model->exact(hash);
+    }
+    add_state(hash, parent, choice, depth);
+}
+
 static void go_to(uint32_t index)
 {
     npath = 0;
@@ -202,7 +213,7 @@ static void go_to(uint32_t index)
 }
 
 /* To where it rests, or to where it is known that it will. */
-static bool follow(uint32_t index, uint32_t which, struct known *known, uint64_t *followed_p)
+static bool follow(uint32_t which, struct known *known, uint64_t *followed_p)
 {
     uint64_t passed[FOLLOW_MAX];
     uint32_t npassed = 0;
@@ -210,7 +221,7 @@ static bool follow(uint32_t index, uint32_t which, struct known *known, uint64_t
     uint32_t depth = npath;
     nsearched = npath;
     way = model->way_text(which);
-    memcpy(hash, states[index].hash, sizeof hash);
+    model->hash(hash);
     while (!known_has(known, hash[0])) {
         if (model->rest(which)) {
             break;
@@ -263,9 +274,7 @@ static bool expand(uint32_t index, struct search_result *result_p)
             print_trace();
             return false;
         }
-        uint64_t hash[2];
-        model->hash(hash);
-        (void)add_state(hash, index, choices[i], depth + 1);
+        add_present(index, choices[i], depth + 1);
     }
     npath = depth;
     return true;
@@ -277,6 +286,7 @@ bool search_run(const struct search_model *searched, const struct search_limits 
     struct known known[4] = {{0}};
     bool found = false;
     model = searched;
+    exact = limits->exact;
     replay_args = replay;
     *result_p = (struct search_result){.whole = true};
     signal(SIGABRT, on_abort);
@@ -291,9 +301,7 @@ bool search_run(const struct search_model *searched, const struct search_limits 
         print_trace();
         return false;
     }
-    uint64_t hash[2];
-    model->hash(hash);
-    (void)add_state(hash, 0, 0, 0);
+    add_present(0, 0, 0);
     for (uint32_t i = 0; i < nstates && !found; i++) {
         result_p->depth = states[i].depth;
         if (nstates >= limits->states_max) {
@@ -306,7 +314,7 @@ bool search_run(const struct search_model *searched, const struct search_limits 
             model->save();
         }
         for (uint32_t w = 0; w < model->nways && !found; w++) {
-            found = !follow(i, w, &known[w], &result_p->followed);
+            found = !follow(w, &known[w], &result_p->followed);
             if (!found && model->load != NULL) {
                 model->load();
             } else if (!found) {
@@ -320,6 +328,9 @@ bool search_run(const struct search_model *searched, const struct search_limits 
         found = !expand(i, result_p);
     }
     result_p->states = nstates;
+    result_p->forms = exact ? forms.n : nstates;
+    free(forms.at);
+    forms = (struct known){0};
     for (size_t w = 0; w < sizeof known / sizeof known[0]; w++) {
         free(known[w].at);
     }

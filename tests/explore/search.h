@@ -23,6 +23,8 @@ struct search_model {
     void (*apply)(uint16_t choice);
     void (*judge)(void); /* search_fail() if the state is not as it must be */
     void (*hash)(uint64_t hash_p[2]);
+    /* Tells apart what hash() takes for one state. NULL: nothing does. */
+    void (*exact)(uint64_t hash_p[2]);
     void (*describe)(uint16_t choice, char *out, size_t cap);
     /* The state as it is: kept, and put back. NULL: the events are done again instead. */
     void (*save)(void);
@@ -37,10 +39,11 @@ struct search_model {
 struct search_limits {
     uint32_t depth;
     uint64_t states_max; /* the search stops, and says so */
+    bool exact;          /* states are told apart by exact(); those by hash() are counted: forms */
 };
 
 struct search_result {
-    uint64_t states, events, followed;
+    uint64_t states, events, followed, forms;
     uint32_t depth; /* to which all is known */
     bool whole;     /* nothing is left beyond */
 };

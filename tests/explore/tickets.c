@@ -14,6 +14,8 @@
  *
  * usage: ticket_explorer [--depth N] [--states N] [--lens NAME] [--replay TRACE]
  */
+#include "tickets.h"
+
 #include "explore_main.h"
 #include "heap.h"
 #include "memory.h"
@@ -26,35 +28,43 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VALUE_PAGES 2u /* at most */
-#define PAGES_MAX   8u
-#define TTL_NS      1000u
+#define TTL_NS 1000u
 
 /* ---- memory of the shard, in the heap ---- */
 
 #define SEGMENTS 8u
-#define RECORDS  (8u << 10) /* bytes used of each segment: all that are ever made fit */
-#define SMALL    4096u      /* everything but the records */
+#define RECORDS  1024u /* bytes used of each segment: all that are ever made fit */
+#define SMALL    1024u /* everything but the records: 256 buckets of a table */
 
 static uint32_t nmemories; /* of the shard being made; its records are the first */
+static char *records;      /* stay when the node dies: they are much to clear */
 
 kvb_status_t kvs_memory_init(struct kvs_memory *memory, size_t max_bytes)
 {
-    bool records = nmemories++ == 0;
     memory->reserved = max_bytes;
-    memory->committed = records ? SEGMENTS * (size_t)KVS_SEGMENT_BYTES : SMALL;
-    memory->base = calloc(1, memory->committed);
-    kvb_assert(memory->base != NULL);
-    for (uint32_t i = 0; records && i < SEGMENTS; i++) {
-        heap_hole(memory->base + i * (size_t)KVS_SEGMENT_BYTES + RECORDS,
-                  KVS_SEGMENT_BYTES - RECORDS);
+    if (nmemories++ > 0) {
+        memory->committed = SMALL;
+        memory->base = calloc(1, SMALL);
+        kvb_assert(memory->base != NULL);
+        return KVB_OK;
+    }
+    memory->committed = SEGMENTS * (size_t)KVS_SEGMENT_BYTES;
+    records = records != NULL ? records : calloc(1, memory->committed);
+    kvb_assert(records != NULL);
+    memory->base = records;
+    for (uint32_t i = 0; i < SEGMENTS; i++) {
+        char *segment = records + i * (size_t)KVS_SEGMENT_BYTES;
+        memset(segment, 0, RECORDS);
+        heap_hole(segment + RECORDS, KVS_SEGMENT_BYTES - RECORDS);
     }
     return KVB_OK;
 }
 
 void kvs_memory_cleanup(struct kvs_memory *memory)
 {
-    free(memory->base);
+    if (memory->base != records) {
+        free(memory->base);
+    }
     memory->base = NULL;
 }
 
@@ -71,118 +81,40 @@ void kvs_memory_return(struct kvs_memory *memory, size_t offset, size_t len)
 /* ---- what is explored ---- */
 
 struct lens {
-    const char *name;
-    uint32_t depth;
+    struct explore_lens base;
     uint32_t pages, value;              /* of the share, of each value */
     bool second, filler, reset, update; /* who is there, beside a writer and a reader */
     bool remove, hold, late;            /* late: deadlines pass */
-    bool writer_dies, reader_dies, node_dies, revokes;
+    bool revokes;
+    uint8_t deaths; /* bits: DIES_*; how many of them: */
+    uint8_t ndeaths;
 };
+enum { DIES_WRITER = 1, DIES_READER = 2, DIES_NODE = 4 };
+
+#define LENS(name_, depth_) .base = {.name = (name_), .depth = (depth_)}
 static const struct lens lenses[] = {
-    {.name = "torn",
-     .depth = 40,
-     .pages = 4,
-     .value = 2,
-     .second = true,
-     .filler = true,
-     .late = true},
-    {.name = "reset",
-     .depth = 40,
-     .pages = 6,
-     .value = 2,
-     .second = true,
-     .reset = true,
-     .update = true,
+    {LENS("torn", 0), .pages = 4, .value = 2, .second = true, .filler = true, .late = true},
+    {LENS("reset", 0), .pages = 6, .value = 2, .second = true, .reset = true, .update = true,
      .remove = true},
-    {.name = "deaths",
-     .depth = 40,
-     .pages = 2,
-     .value = 2,
-     .filler = true,
-     .writer_dies = true,
-     .reader_dies = true,
-     .revokes = true,
-     .late = true},
-    {.name = "node",
-     .depth = 40,
-     .pages = 4,
-     .value = 2,
-     .second = true,
-     .node_dies = true,
-     .writer_dies = true},
-    {.name = "held",
-     .depth = 40,
-     .pages = 4,
-     .value = 2,
-     .filler = true,
-     .hold = true,
-     .late = true},
-    /* Everybody at once, as far as it goes: values of one page, and of two. */
-    {.name = "each",
-     .depth = 7,
-     .pages = 2,
-     .value = 1,
-     .second = true,
-     .filler = true,
-     .reset = true,
-     .update = true,
-     .writer_dies = true,
-     .reader_dies = true},
-    {.name = "all",
-     .depth = 7,
-     .pages = 4,
-     .value = 2,
-     .second = true,
-     .filler = true,
-     .reset = true,
-     .update = true,
-     .writer_dies = true,
-     .reader_dies = true,
-     .late = true},
+    {LENS("deaths", 0), .pages = 2, .value = 2, .filler = true, .deaths = DIES_WRITER | DIES_READER,
+     .ndeaths = 2, .revokes = true, .late = true},
+    {LENS("node", 0), .pages = 4, .value = 2, .second = true, .deaths = DIES_NODE | DIES_WRITER,
+     .ndeaths = 2},
+    {LENS("held", 0), .pages = 4, .value = 2, .filler = true, .hold = true, .late = true},
+    /* Everybody at once, each once, and all deadlines may pass: values of one page, and of two. A
+     * writer and a reader may die, or the node and one of them. */
+    {LENS("all", 0), .pages = 2, .value = 1, .second = true, .filler = true, .reset = true,
+     .update = true, .deaths = DIES_WRITER | DIES_READER, .ndeaths = 2, .late = true},
+    {LENS("all-node", 0), .pages = 2, .value = 1, .second = true, .filler = true, .reset = true,
+     .update = true, .deaths = DIES_NODE | DIES_WRITER, .ndeaths = 2, .late = true},
+    {LENS("all-two", 0), .pages = 4, .value = 2, .second = true, .filler = true, .reset = true,
+     .update = true, .deaths = DIES_WRITER | DIES_READER, .ndeaths = 1, .late = true},
 };
 #define NLENSES (sizeof lenses / sizeof lenses[0])
 static const struct lens *lens;
 
-enum who { W1, W2, FILLER, WRITERS, READER = WRITERS, WHO };
 static const char *const who_texts[WHO] = {"writer 1", "writer 2", "another put", "the reader"};
 
-enum writing { IDLE, WRITING, ENDED };
-struct writer {
-    uint8_t at;      /* enum writing */
-    uint8_t written; /* pages */
-    bool may_write;  /* its connection can still move bytes into its extents */
-    bool again;      /* it tried its commit a second time */
-    uint64_t deadline_ns;
-    struct kvs_attempt attempt;
-    struct kvb_lineage lineage;
-    uint64_t pages[VALUE_PAGES]; /* of the share, + 1 */
-};
-enum reading { R_IDLE, R_HELD, R_READING, R_DONE };
-struct reader {
-    uint8_t at;
-    uint8_t got; /* pages */
-    bool promised;
-    uint64_t deadline_ns; /* of the promise, then of the ticket */
-    struct kvs_ticket ticket;
-    struct kvb_lineage lineage;
-    uint64_t pages[VALUE_PAGES];
-    uint64_t bytes[VALUE_PAGES]; /* what it read */
-    uint64_t checksum;
-};
-struct world {
-    struct kvs_core *core;
-    uint64_t now_ns;
-    struct writer writers[WRITERS];
-    struct reader reader;
-    bool ended[WHO]; /* its connection, at the node */
-    bool stopped[WHO];
-    uint64_t share[PAGES_MAX]; /* who wrote it: put + 1, and which of its pages */
-    struct kvb_lineage lineages[2];
-    uint32_t current;
-    bool retired, updated, removed, late, crashed, reader_died, writer_died, closed;
-    bool visible[2][2]; /* by lineage, key: committed, and not gone by anybody's word */
-    uint64_t content[2][2];
-};
 static struct world *world;
 
 static void draw(void *ctx, void *buf, size_t len)
@@ -349,7 +281,6 @@ static void commit(uint32_t who)
         search_fail("P2: %s commits after its deadline", who_texts[who]);
     }
     world->visible[lineage][key] = true;
-    world->content[lineage][key] = who + 1;
 }
 
 static void hold(void)
@@ -413,13 +344,13 @@ static void release(void)
 {
     struct reader *r = &world->reader;
     kvb_status_t status = kvs_core_release(world->core, world->now_ns, r->ticket, READER + 1);
-    if (status == KVB_OK && r->at == R_DONE) {
+    if (status == KVB_OK && r->at == R_RELEASED) {
         search_fail("P2: a ticket is valid twice");
     }
     if (status == KVB_OK && r->deadline_ns <= world->now_ns) {
         search_fail("P2: a ticket is valid after its deadline");
     }
-    r->at = R_DONE;
+    r->at = r->at == R_READING && lens->revokes ? R_RELEASED : R_DONE;
     for (uint32_t i = 0; i < lens->value && status == KVB_OK && r->got == lens->value; i++) {
         uint32_t writer = (uint32_t)(r->bytes[0] >> 8) - 1;
         if (r->bytes[0] != r->checksum || r->bytes[i] != mark(writer, i)) {
@@ -434,15 +365,23 @@ static void release(void)
     memset(r->bytes, 0, sizeof r->bytes);
 }
 
+static void died(uint8_t which)
+{
+    world->died |= which;
+    world->ndied++;
+}
+
+static bool can_die(uint8_t which)
+{
+    return (lens->deaths & which) != 0 && (world->died & which) == 0 &&
+           world->ndied < lens->ndeaths;
+}
+
 static void die(uint32_t who)
 {
     kvs_core_session_end(world->core, who + 1);
     world->ended[who] = true;
-    if (who == READER) {
-        world->reader_died = true;
-    } else {
-        world->writer_died = true;
-    }
+    died(who == READER ? DIES_READER : DIES_WRITER);
 }
 
 static void stop(uint32_t who)
@@ -459,7 +398,7 @@ static void stop(uint32_t who)
 static void crash(void)
 {
     kvs_core_destroy(world->core);
-    world->crashed = true;
+    died(DIES_NODE);
     memset(world->visible, 0, sizeof world->visible);
     memset(world->share, 0, sizeof world->share);
     for (uint32_t who = 0; who < WRITERS; who++) {
@@ -589,7 +528,7 @@ static uint32_t writer_choices(uint32_t who, uint16_t *out)
     if (w->at == ENDED && w->written == lens->value && !w->again) {
         out[n++] = CHOICE(EV_COMMIT, who, 0);
     }
-    if (who == W1 && lens->writer_dies && !world->writer_died && w->at != IDLE) {
+    if (who <= W2 && can_die(DIES_WRITER) && w->at != IDLE) {
         out[n++] = CHOICE(EV_DIE, who, 0);
     }
     if (world->ended[who] && !world->stopped[who]) {
@@ -611,10 +550,10 @@ static uint32_t reader_choices(uint16_t *out)
     if (r->at == R_READING && r->got < lens->value) {
         out[n++] = CHOICE(EV_READ, READER, 0);
     }
-    if (r->at == R_READING && r->got == lens->value) {
+    if ((r->at == R_READING && r->got == lens->value) || r->at == R_RELEASED) {
         out[n++] = CHOICE(EV_RELEASE, READER, 0);
     }
-    if (lens->reader_dies && !world->reader_died && r->at == R_READING) {
+    if (can_die(DIES_READER) && r->at == R_READING) {
         out[n++] = CHOICE(EV_DIE, READER, 0);
     }
     if (world->ended[READER] && !world->stopped[READER]) {
@@ -635,7 +574,7 @@ static uint32_t choices(uint16_t out[SEARCH_CHOICES_MAX])
         }
     }
     n += reader_choices(out + n);
-    if (lens->reset && !world->retired && !world->crashed) {
+    if (lens->reset && !world->retired && (world->died & DIES_NODE) == 0) {
         out[n++] = CHOICE(EV_RESET, 0, 0);
     }
     if (lens->update && !world->updated) {
@@ -647,7 +586,7 @@ static uint32_t choices(uint16_t out[SEARCH_CHOICES_MAX])
     if (lens->late && !world->late) {
         out[n++] = CHOICE(EV_LATE, 0, 0);
     }
-    if (lens->node_dies && !world->crashed) {
+    if (can_die(DIES_NODE)) {
         out[n++] = CHOICE(EV_CRASH, 0, 0);
     }
     if (kvs_core_next_deadline_ns(world->core) <= world->now_ns || world->retired ||
@@ -730,14 +669,23 @@ static uint16_t follow(uint32_t way)
 
 static void hash(uint64_t hash_p[2])
 {
+    const struct form_options options = {
+        .value = lens->value, .alike = lens->second, .serials = (lens->deaths & DIES_NODE) != 0};
+    ticket_form_hash(world, &options, hash_p);
+}
+
+static void exact(uint64_t hash_p[2])
+{
     const void *roots[] = {world};
     heap_hash(roots, 1, NULL, 0, world->now_ns, hash_p);
 }
 
-static void create(void)
+static void create(const struct explore_lens *chosen)
 {
+    lens = (const struct lens *)(const void *)chosen; /* it begins with it */
     heap_clear();
     heap_enter();
+    records = NULL;
     world = calloc(1, sizeof *world);
     kvb_assert(world != NULL);
     world->now_ns = HEAP_TIME_BASE;
@@ -754,6 +702,7 @@ static const struct search_model model = {
     .apply = apply,
     .judge = judge,
     .hash = hash,
+    .exact = exact,
     .describe = describe,
     .save = heap_mark,
     .load = heap_back,
@@ -763,17 +712,10 @@ static const struct search_model model = {
     .way_text = way_text,
 };
 
-static void choose(uint32_t index)
-{
-    lens = &lenses[index];
-    create();
-}
-
-int main(int argc, char **argv)
-{
-    struct explore_lens all[NLENSES];
-    for (size_t i = 0; i < NLENSES; i++) {
-        all[i] = (struct explore_lens){.name = lenses[i].name, .depth = lenses[i].depth};
-    }
-    return explore_main(argc, argv, &model, all, NLENSES, choose);
-}
+const struct explore explore = {
+    .model = &model,
+    .lenses = &lenses[0].base,
+    .lens_bytes = sizeof lenses[0],
+    .nlenses = NLENSES,
+    .create = create,
+};

@@ -2019,13 +2019,13 @@ int main(int argc, char **argv)
     uint32_t tried = 0;
     struct timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (size_t n = 0; n < sizeof lenses / sizeof lenses[0]; n++) {
+    for (size_t n = 0; n < sizeof lenses / sizeof lenses[0] && ok; n++) {
         bool wanted = argc < 2;
         for (int a = 1; a < argc; a++) {
             wanted = wanted || strcmp(argv[a], lenses[n].name) == 0;
         }
         tried += wanted;
-        ok = (!wanted || explore(&lenses[n])) && ok;
+        ok = !wanted || explore(&lenses[n]);
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
     printf("explore: %s lenses=%u states=%llu all=%s took_s=%lld\n", ok ? "ok" : "failed", tried,
