@@ -272,6 +272,9 @@ static void on_signalled(void *ctx, int signum)
     daemon->stopping = true;
     kvp_program_notify("STOPPING=1");
     kvp_board_stopping(daemon->board);
+    if (daemon->upstream.proxy != NULL) {
+        kvp_proxy_drain(daemon->upstream.proxy);
+    }
     kvp_control_close(daemon->control);
     struct kvb_sched *sched = kvp_loop_sched(daemon->loop);
     kvb_sched_timer_set(sched, &daemon->stop_bound, kvb_deadline_in_ms(sched->clock, STOP_MS));

@@ -84,6 +84,7 @@ void kvp_framing_read(struct MHD_Connection *connection, const char *method,
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
 
     *framing_p = (struct kvp_framing){.at = http_version + strlen(http_version)};
+    framing_p->old = strcmp(http_version, MHD_HTTP_VERSION_1_1) != 0;
     framing_p->size = size != NULL ? size->header_size : 0;
     framing_p->end = method + framing_p->size;
     MHD_get_connection_values(connection, MHD_HEADER_KIND, read_header, framing_p);

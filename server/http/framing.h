@@ -16,6 +16,7 @@ struct kvp_framing {
     unsigned headers;
     size_t size;       /* bytes of the head */
     uint64_t length;   /* of the body, if lengths is 1 and it is well formed */
+    bool old;          /* of HTTP/1.0, where the end of a body may be that of the connection */
     bool bad_length;   /* not plain digits, or too large */
     bool bad_encoding; /* not exactly `chunked` */
     bool bad_name;  /* a header's name is not a token: `Content-Length :` must not pass for none */

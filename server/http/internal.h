@@ -49,6 +49,7 @@ struct kvp_exchange {
     uint32_t token;              /* that it came with, from 1 */
     uint32_t judged;             /* http->tokens_read then */
     bool own_token;              /* Authorization has one of ours */
+    bool needs_reset;            /* only that tells the client that its answer is not whole */
     struct kvp_proxy_call *pass; /* NULL: it is not passed on */
     /* What was decided, by a check or by reply(): the answer. http_status 0: nothing yet. */
     unsigned http_status;

@@ -316,9 +316,10 @@ static ssize_t more(void *cls, uint64_t pos, char *text, size_t cap)
         return MHD_CONTENT_READER_END_OF_STREAM;
     }
     if (len == KVP_PROXY_READ_BROKEN) {
-        /* An end is all that a client of HTTP/1.0 sees of a body's: it gets a reset instead. */
-        const struct linger reset = {.l_onoff = 1, .l_linger = 0};
-        (void)setsockopt(exchange->connection->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        const struct sockaddr reset = {.sa_family = AF_UNSPEC};
+        if (exchange->needs_reset) {
+            (void)connect(exchange->connection->fd, &reset, sizeof reset);
+        }
         return MHD_CONTENT_READER_END_WITH_ERROR;
     }
     return len;
@@ -391,6 +392,7 @@ static enum MHD_Result queue(struct kvp_exchange *exchange, const struct kvp_pro
     }
     exchange->phase = KVP_ANSWERING;
     exchange->http_status = answer->http_status;
+    exchange->needs_reset = exchange->framing.old && answer->body_len == KVP_PROXY_LENGTH_UNKNOWN;
     enum MHD_Result result =
         ok ? kvp_queue_response(exchange->mhd, answer->http_status, response) : MHD_NO;
     MHD_destroy_response(response);

@@ -92,7 +92,8 @@ struct kvp_proxy_call {
 
 struct kvp_told {
     char instance[KVB_NAME_MAX];
-    enum kvp_target_state state;
+    enum kvp_target_state state; /* that it was last known to be in; not GONE */
+    bool gone;
     char reason[KVP_PROXY_REASON_MAX];
 };
 #define KVP_PROXY_TOLD_MAX 256
@@ -107,7 +108,7 @@ struct kvp_proxy {
     struct kvb_mutex lock;
     struct kvb_list posted;
     bool asleep; /* its thread waits, and must be woken */
-    bool ends;
+    bool drains, ends;
     uint64_t generation; /* of states and targets */
     struct kvb_list targets;
     uint32_t ntargets;

@@ -34,7 +34,8 @@ enum kvp_target_state {
     KVP_TARGET_RUNNING, /* also where nobody has told yet */
     KVP_TARGET_PAUSED,
     KVP_TARGET_ASLEEP, /* memory is not resident, or it is degraded: nothing can be computed */
-    KVP_TARGET_GONE    /* the last choice, and tried all the same: its server says what is so */
+    /* Nobody speaks for it any more: it is in the state it was in, and the last choice. */
+    KVP_TARGET_GONE
 };
 
 #define KVP_PROXY_REASON_MAX  128
@@ -57,6 +58,8 @@ struct kvp_proxy_config {
 /* Its thread runs. NO_MEMORY, LIMIT, IO; logged. */
 KVB_MUST_USE kvb_status_t kvp_proxy_create(const struct kvp_proxy_config *config,
                                            struct kvp_proxy **proxy_p);
+/* Any thread: nothing new passes, and what is held is refused; what is under way goes on. */
+void kvp_proxy_drain(struct kvp_proxy *proxy);
 /* Any thread but its own: nothing passes any more; what waits is refused, and what is under way is
  * broken off (an answer that has begun ends as a broken one). When it returns nobody sleeps, or
  * will (kvp_proxy_waiter). Idempotent. */

@@ -221,8 +221,10 @@ void kvp_proxy_tell(struct kvp_proxy *proxy, const char *instance, enum kvp_targ
         (void)snprintf(told->instance, sizeof told->instance, "%s", instance);
     }
     if (told != NULL) {
-        bool changed = told->state != state;
-        told->state = state;
+        bool gone = state == KVP_TARGET_GONE;
+        bool changed = told->gone != gone || (!gone && told->state != state);
+        told->state = gone ? told->state : state;
+        told->gone = gone;
         (void)snprintf(told->reason, sizeof told->reason, "%s", reason);
         if (changed) {
             changed_locked(proxy);
@@ -235,18 +237,24 @@ void kvp_proxy_tell(struct kvp_proxy *proxy, const char *instance, enum kvp_targ
     }
 }
 
+void kvp_proxy_drain(struct kvp_proxy *proxy)
+{
+    kvb_mutex_lock(&proxy->lock);
+    proxy->drains = true;
+    changed_locked(proxy);
+    kvb_mutex_unlock(&proxy->lock);
+}
+
 /* How far from taking traffic. */
 static unsigned badness(enum kvp_target_state state)
 {
-    static const unsigned rank[] = {[KVP_TARGET_RUNNING] = 0,
-                                    [KVP_TARGET_PAUSED] = 1,
-                                    [KVP_TARGET_ASLEEP] = 2,
-                                    [KVP_TARGET_GONE] = 3};
+    static const unsigned rank[] = {
+        [KVP_TARGET_RUNNING] = 0, [KVP_TARGET_PAUSED] = 1, [KVP_TARGET_ASLEEP] = 2};
     return rank[state];
 }
 
-/* One of no name stands for all, of which those that are gone say nothing of the others. instance:
- * which is meant of them, "": any. NULL: nobody has told. */
+/* One of no name stands for all. instance: which is meant of them, "": any. NULL: nobody has told.
+ */
 static const struct kvp_told *state_locked(struct kvp_proxy *proxy, const struct kvp_target *target,
                                            const char *instance) KVB_REQUIRES(proxy->lock)
 {
@@ -260,7 +268,7 @@ static const struct kvp_told *state_locked(struct kvp_proxy *proxy, const struct
     }
     for (uint32_t i = 0; i < proxy->ntold; i++) {
         const struct kvp_told *each = &proxy->told[i];
-        if (each->state != KVP_TARGET_GONE && find_locked(proxy, each->instance) == NULL &&
+        if (find_locked(proxy, each->instance) == NULL &&
             (worst == NULL || badness(each->state) > badness(worst->state))) {
             worst = each;
         }
@@ -282,8 +290,8 @@ static enum kvp_target_state state_of(const struct choice *choice)
 
 static bool better(const struct choice *a, const struct choice *b)
 {
-    unsigned bad_a = badness(state_of(a));
-    unsigned bad_b = badness(state_of(b));
+    unsigned bad_a = badness(state_of(a)) + (a->told != NULL && a->told->gone ? 3 : 0);
+    unsigned bad_b = badness(state_of(b)) + (b->told != NULL && b->told->gone ? 3 : 0);
     return bad_a != bad_b ? bad_a < bad_b : a->target->calls < b->target->calls;
 }
 
@@ -331,7 +339,7 @@ enum kvp_admission kvp_proxy_admit_locked(struct kvp_proxy *proxy, const char *i
 {
     struct choice choice = choose_locked(proxy, instance);
 
-    if (atomic_load(&proxy->closed)) {
+    if (proxy->drains || atomic_load(&proxy->closed)) {
         *refusal_p = kvp_refusal_closed;
         return KVP_REFUSED;
     }
