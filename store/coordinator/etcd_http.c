@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcurl's sockets are watched by the loop and its one timer is a kvb_timer; so it only ever runs
- * inside those two. Its callbacks just fill buffers: whatever an answer leads to happens after
- * libcurl has returned, since it may not be entered twice.
+ * libcurl's callbacks just fill buffers: whatever an answer leads to happens after it has returned,
+ * since it may not be entered twice.
  *
  * A call ends once: in end_call(), or canceled. An attempt has a bound of its own (a share of
  * request_ms), so that one endpoint that hangs does not use up the call's; with one endpoint it is
@@ -26,27 +25,15 @@
 #define ATTEMPTS_IN_BOUND  3u  /* endpoints that hang, before the call's bound is over */
 #define ROUND_PAUSE_MS     100 /* between two rounds over all endpoints */
 #define RENEWALS_MAX       2
-#define ANSWER_MAX         (64u << 20)           /* bytes; etcd's own limit is below this */
-#define CONNECTIONS_MAX    32                    /* calls beyond that wait for one */
-#define SOCKETS_MAX        (4 * CONNECTIONS_MAX) /* the resolver has some, too */
-#define REWATCH_MS         10
+#define ANSWER_MAX         (64u << 20) /* bytes; etcd's own limit is below this */
+#define CONNECTIONS_MAX    32          /* calls beyond that wait for one */
 #define ENDPOINTS_MAX      64
 
 _Static_assert(sizeof((struct kvs_http_call *)0)->impl.error >= CURL_ERROR_SIZE, "its words fit");
 
-struct socket {
-    bool used;
-    bool unwatched; /* the loop had no memory for it: tried again */
-    unsigned events;
-    struct kvb_io_watch watch;
-    struct kvs_http *http;
-};
-
 struct kvs_http {
     struct kvb_sched *sched;
-    struct kvb_io *io;
-    CURLM *multi;
-    struct kvb_timer timer; /* libcurl's */
+    struct kvb_curl *curl;
     char **endpoints;
     uint32_t nendpoints;
     uint32_t endpoint; /* where the next attempt goes */
@@ -56,104 +43,8 @@ struct kvs_http {
     struct kvb_list calls;
     struct kvb_list parked; /* wait for a token */
     struct kvb_list streams;
-    struct kvb_timer rewatch;
-    struct socket sockets[SOCKETS_MAX];
     struct kvs_http_call auth;
-    bool closing;
 };
-
-/* ---- libcurl and the loop ---- */
-
-static void drain(struct kvs_http *http);
-
-static void on_socket_ready(struct kvb_io_watch *watch, unsigned events)
-{
-    struct kvs_http *http = kvb_container_of(watch, struct socket, watch)->http;
-    int mask = ((events & KVB_IO_READ) != 0 ? CURL_CSELECT_IN : 0) |
-               ((events & KVB_IO_WRITE) != 0 ? CURL_CSELECT_OUT : 0);
-    int running;
-    (void)curl_multi_socket_action(http->multi, watch->fd, mask, &running);
-    drain(http);
-}
-
-static void on_curl_timer(struct kvb_timer *timer)
-{
-    struct kvs_http *http = kvb_container_of(timer, struct kvs_http, timer);
-    int running;
-    (void)curl_multi_socket_action(http->multi, CURL_SOCKET_TIMEOUT, 0, &running);
-    drain(http);
-}
-
-static int set_curl_timer(CURLM *multi, long timeout_ms, void *ctx)
-{
-    (void)multi;
-    struct kvs_http *http = ctx;
-    uint64_t deadline_ns =
-        timeout_ms < 0 ? KVB_NEVER : kvb_deadline_in_ms(http->sched->clock, (uint64_t)timeout_ms);
-    kvb_sched_timer_set(http->sched, &http->timer, deadline_ns);
-    return 0;
-}
-
-static void drop_socket(struct socket *sock)
-{
-    kvb_io_unwatch(sock->http->io, &sock->watch);
-    sock->used = sock->unwatched = false;
-}
-
-static void watch_socket(struct socket *sock)
-{
-    struct kvs_http *http = sock->http;
-    sock->unwatched = kvb_io_watch(http->io, &sock->watch, sock->events) != KVB_OK;
-    if (sock->unwatched && !kvb_timer_armed(&http->rewatch)) {
-        kvb_sched_timer_set(http->sched, &http->rewatch,
-                            kvb_deadline_in_ms(http->sched->clock, REWATCH_MS));
-    }
-}
-
-static void on_rewatch(struct kvb_timer *timer)
-{
-    struct kvs_http *http = kvb_container_of(timer, struct kvs_http, rewatch);
-    for (int i = 0; i < SOCKETS_MAX; i++) {
-        if (http->sockets[i].used && http->sockets[i].unwatched) {
-            watch_socket(&http->sockets[i]);
-        }
-    }
-}
-
-static struct socket *new_socket(struct kvs_http *http, int fd)
-{
-    struct socket *sock = http->sockets;
-    while (sock < http->sockets + SOCKETS_MAX && sock->used) {
-        sock++;
-    }
-    kvb_assert(sock < http->sockets + SOCKETS_MAX); /* connections and resolvers are limited */
-    *sock = (struct socket){.used = true, .http = http};
-    sock->watch = (struct kvb_io_watch){.fd = fd, .fn = on_socket_ready};
-    return sock;
-}
-
-/* It never says no to libcurl, which (7.88) may follow a null pointer then: a socket that cannot be
- * watched is tried again a little later. */
-static int set_curl_socket(CURL *easy, curl_socket_t fd, int what, void *ctx, void *assigned)
-{
-    (void)easy;
-    struct kvs_http *http = ctx;
-    struct socket *sock = assigned;
-    if (what == CURL_POLL_REMOVE) {
-        if (sock != NULL) {
-            drop_socket(sock);
-        }
-        return 0;
-    }
-    if (sock == NULL) {
-        sock = new_socket(http, fd);
-        (void)curl_multi_assign(http->multi, fd, sock);
-    }
-    sock->events = ((what & CURL_POLL_IN) != 0 ? KVB_IO_READ : 0u) |
-                   ((what & CURL_POLL_OUT) != 0 ? KVB_IO_WRITE : 0u);
-    watch_socket(sock);
-    return 0;
-}
 
 /* ---- one transfer ---- */
 
@@ -231,13 +122,9 @@ static CURL *make_easy(const struct kvs_http *http, const char *path, const char
     return easy;
 }
 
-static void drop_easy(struct kvs_http *http, void **easy_p, void **headers_p)
+static void drop_easy(struct kvs_http *http, struct kvb_transfer *transfer, void **headers_p)
 {
-    if (*easy_p != NULL) {
-        (void)curl_multi_remove_handle(http->multi, *easy_p);
-        curl_easy_cleanup(*easy_p);
-        *easy_p = NULL;
-    }
+    kvb_curl_stop(http->curl, transfer);
     curl_slist_free_all(*headers_p);
     *headers_p = NULL;
 }
@@ -259,7 +146,7 @@ static void stop_call(struct kvs_http_call *call)
     struct kvs_http *http = call->impl.http;
     kvb_sched_timer_clear(http->sched, &call->impl.timer);
     kvb_sched_unpost(&call->impl.fail);
-    drop_easy(http, &call->impl.easy, &call->impl.headers);
+    drop_easy(http, &call->impl.transfer, &call->impl.headers);
     kvb_list_remove(&call->impl.link);
     free(call->impl.body);
     free(call->impl.answer);
@@ -292,7 +179,7 @@ static void fail_later(struct kvs_http_call *call, kvb_status_t status)
 static void try_again(struct kvs_http_call *call)
 {
     struct kvs_http *http = call->impl.http;
-    drop_easy(http, &call->impl.easy, &call->impl.headers);
+    drop_easy(http, &call->impl.transfer, &call->impl.headers);
     blame(http, call->impl.endpoint);
     uint64_t now_ns = kvb_now_ns(http->sched->clock);
     uint64_t next_ns = now_ns;
@@ -311,12 +198,12 @@ static void try_again(struct kvs_http_call *call)
 static void on_call_timer(struct kvb_timer *timer)
 {
     struct kvs_http_call *call = kvb_container_of(timer, struct kvs_http_call, impl.timer);
-    if (call->impl.easy == NULL) {
+    if (call->impl.transfer.easy == NULL) {
         start_attempt(call);
         return;
     }
     long sent = 0;
-    (void)curl_easy_getinfo(call->impl.easy, CURLINFO_REQUEST_SIZE, &sent);
+    (void)curl_easy_getinfo(call->impl.transfer.easy, CURLINFO_REQUEST_SIZE, &sent);
     call->uncertain = call->uncertain || sent > 0;
     KVB_LOG_LIMITED(WARN, "etcd does not answer",
                     KVB_STR("endpoint", call->impl.http->endpoints[call->impl.endpoint]),
@@ -335,6 +222,7 @@ static size_t on_call_data(char *data, size_t size, size_t n, void *ctx)
 }
 
 static void ask_for_token(struct kvs_http *http);
+static void on_call_over(struct kvb_transfer *transfer, int result);
 
 static void start_attempt(struct kvs_http_call *call)
 {
@@ -365,12 +253,12 @@ static void start_attempt(struct kvs_http_call *call)
         fail_later(call, KVB_ERR_NO_MEMORY);
         return;
     }
-    call->impl.easy = easy;
+    call->impl.transfer = (struct kvb_transfer){.easy = easy, .over = on_call_over};
     call->impl.headers = headers;
     call->impl.error[0] = '\0'; /* else it says less of why: CURLOPT_ERRORBUFFER is but a wish */
     (void)curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, call->impl.error);
-    if (curl_multi_add_handle(http->multi, easy) != CURLM_OK) {
-        drop_easy(http, &call->impl.easy, &call->impl.headers);
+    if (!kvb_curl_start(http->curl, &call->impl.transfer)) {
+        drop_easy(http, &call->impl.transfer, &call->impl.headers);
         fail_later(call, KVB_ERR_NO_MEMORY);
         return;
     }
@@ -443,7 +331,7 @@ static void renew_token(struct kvs_http_call *call)
     struct kvs_http *http = call->impl.http;
     free(http->token);
     http->token = NULL;
-    drop_easy(http, &call->impl.easy, &call->impl.headers);
+    drop_easy(http, &call->impl.transfer, &call->impl.headers);
     start_attempt(call); /* parks it */
 }
 
@@ -489,12 +377,13 @@ static void on_refusal(struct kvs_http_call *call, long http_status, json_t *ans
     }
 }
 
-static void on_call_over(struct kvs_http_call *call, CURLcode result)
+static void on_call_over(struct kvb_transfer *transfer, int result)
 {
+    struct kvs_http_call *call = kvb_container_of(transfer, struct kvs_http_call, impl.transfer);
     struct kvs_http *http = call->impl.http;
     long http_status = 0, sent = 0;
-    (void)curl_easy_getinfo(call->impl.easy, CURLINFO_RESPONSE_CODE, &http_status);
-    (void)curl_easy_getinfo(call->impl.easy, CURLINFO_REQUEST_SIZE, &sent);
+    (void)curl_easy_getinfo(call->impl.transfer.easy, CURLINFO_RESPONSE_CODE, &http_status);
+    (void)curl_easy_getinfo(call->impl.transfer.easy, CURLINFO_REQUEST_SIZE, &sent);
     kvb_sched_timer_clear(http->sched, &call->impl.timer);
     if (result != CURLE_OK) {
         call->uncertain = call->uncertain || sent > 0;
@@ -503,7 +392,7 @@ static void on_call_over(struct kvs_http_call *call, CURLcode result)
                         KVB_STR("cause", call->impl.broken ? "answer too long, or out of memory"
                                          : call->impl.error[0] != '\0'
                                              ? call->impl.error
-                                             : curl_easy_strerror(result)));
+                                             : curl_easy_strerror((CURLcode)result)));
         try_again(call);
         return;
     }
@@ -576,7 +465,7 @@ void kvs_http_stream_close(struct kvs_http_stream *stream)
         return;
     }
     kvb_sched_unpost(&stream->impl.event);
-    drop_easy(http, &stream->impl.easy, &stream->impl.headers);
+    drop_easy(http, &stream->impl.transfer, &stream->impl.headers);
     kvb_list_remove(&stream->impl.link);
     free(stream->impl.body);
     free(stream->impl.text);
@@ -631,6 +520,15 @@ static void on_stream_event(struct kvb_event *event)
     }
 }
 
+static void on_stream_over(struct kvb_transfer *transfer, int result)
+{
+    struct kvs_http_stream *stream =
+        kvb_container_of(transfer, struct kvs_http_stream, impl.transfer);
+    (void)result;
+    stream->impl.over = true;
+    kvb_sched_post(stream->impl.http->sched, &stream->impl.event);
+}
+
 void kvs_http_stream_open(struct kvs_http *http, const char *path, char *body,
                           struct kvs_http_stream *stream)
 {
@@ -644,45 +542,11 @@ void kvs_http_stream_open(struct kvs_http *http, const char *path, char *body,
     struct curl_slist *headers = body == NULL ? NULL : make_headers(http);
     CURL *easy =
         headers == NULL ? NULL : make_easy(http, path, body, headers, on_stream_data, stream);
-    stream->impl.easy = easy;
+    stream->impl.transfer = (struct kvb_transfer){.easy = easy, .over = on_stream_over};
     stream->impl.headers = headers;
-    if (easy == NULL || curl_multi_add_handle(http->multi, easy) != CURLM_OK) {
+    if (easy == NULL || !kvb_curl_start(http->curl, &stream->impl.transfer)) {
         stream->impl.over = true;
         kvb_sched_post(http->sched, &stream->impl.event);
-    }
-}
-
-/* What libcurl has finished. */
-static void drain(struct kvs_http *http)
-{
-    int left;
-    for (CURLMsg *msg;
-         !http->closing && (msg = curl_multi_info_read(http->multi, &left)) != NULL;) {
-        if (msg->msg != CURLMSG_DONE) {
-            continue;
-        }
-        CURL *easy = msg->easy_handle;
-        CURLcode result = msg->data.result;
-        bool found = false;
-        kvb_list_each(&http->streams, link)
-        {
-            struct kvs_http_stream *stream =
-                kvb_container_of(link, struct kvs_http_stream, impl.link);
-            if (stream->impl.easy == easy) {
-                stream->impl.over = true;
-                kvb_sched_post(http->sched, &stream->impl.event);
-                found = true;
-                break;
-            }
-        }
-        kvb_list_each(&http->calls, link)
-        {
-            struct kvs_http_call *call = kvb_container_of(link, struct kvs_http_call, impl.link);
-            if (!found && call->impl.easy == easy) {
-                on_call_over(call, result);
-                break;
-            }
-        }
     }
 }
 
@@ -736,13 +600,10 @@ kvb_status_t kvs_http_create(const struct kvs_http_config *config, struct kvs_ht
         return KVB_ERR_NO_MEMORY;
     }
     http->sched = config->sched;
-    http->io = config->io;
     http->request_ms = config->request_ms == 0 ? REQUEST_MS_DEFAULT : config->request_ms;
     kvb_list_init(&http->calls);
     kvb_list_init(&http->parked);
     kvb_list_init(&http->streams);
-    kvb_timer_init(&http->timer, on_curl_timer);
-    kvb_timer_init(&http->rewatch, on_rewatch);
     http->endpoints = calloc(config->nendpoints, sizeof *http->endpoints);
     bool ok = http->endpoints != NULL && copy_text(&http->user, config->user) &&
               copy_text(&http->password, config->password) &&
@@ -760,16 +621,9 @@ kvb_status_t kvs_http_create(const struct kvs_http_config *config, struct kvs_ht
     uint32_t first;
     config->sched->random->fill(config->sched->random->ctx, &first, sizeof first);
     http->endpoint = first % http->nendpoints;
-    http->multi = curl_multi_init();
-    if (http->multi == NULL) {
+    if (kvb_curl_create(config->sched, config->io, CONNECTIONS_MAX, &http->curl) != KVB_OK) {
         goto err_texts;
     }
-    (void)curl_multi_setopt(http->multi, CURLMOPT_SOCKETFUNCTION, set_curl_socket);
-    (void)curl_multi_setopt(http->multi, CURLMOPT_SOCKETDATA, http);
-    (void)curl_multi_setopt(http->multi, CURLMOPT_TIMERFUNCTION, set_curl_timer);
-    (void)curl_multi_setopt(http->multi, CURLMOPT_TIMERDATA, http);
-    (void)curl_multi_setopt(http->multi, CURLMOPT_PIPELINING, CURLPIPE_NOTHING);
-    (void)curl_multi_setopt(http->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)CONNECTIONS_MAX);
     *http_p = http;
     return KVB_OK;
 
@@ -784,7 +638,6 @@ void kvs_http_destroy(struct kvs_http *http)
     if (http == NULL) {
         return;
     }
-    http->closing = true;
     struct kvb_list *const lists[] = {&http->calls, &http->parked};
     for (int i = 0; i < 2; i++) {
         for (struct kvb_list *link; (link = kvb_list_first(lists[i])) != NULL;) {
@@ -794,14 +647,7 @@ void kvs_http_destroy(struct kvs_http *http)
     for (struct kvb_list *link; (link = kvb_list_first(&http->streams)) != NULL;) {
         kvs_http_stream_close(kvb_container_of(link, struct kvs_http_stream, impl.link));
     }
-    (void)curl_multi_cleanup(http->multi);
-    for (int i = 0; i < SOCKETS_MAX; i++) {
-        if (http->sockets[i].used) {
-            drop_socket(&http->sockets[i]);
-        }
-    }
-    kvb_sched_timer_clear(http->sched, &http->rewatch);
-    kvb_sched_timer_clear(http->sched, &http->timer);
+    kvb_curl_destroy(http->curl);
     free_texts(http);
     free(http);
 }

@@ -2,6 +2,7 @@
 #ifndef STORE_ETCD_HTTP_H
 #define STORE_ETCD_HTTP_H
 
+#include "base/curl.h"
 #include "base/io.h"
 #include "base/sched.h"
 
@@ -48,7 +49,7 @@ struct kvs_http_call {
         kvb_status_t status;
         struct kvb_timer timer; /* the attempt's bound, or the next attempt */
         struct kvb_event fail;
-        void *easy; /* CURL * */
+        struct kvb_transfer transfer;
         void *headers;
         char *answer;
         size_t len, cap;
@@ -76,7 +77,7 @@ struct kvs_http_stream {
         struct kvb_list link;
         char *body;
         struct kvb_event event;
-        void *easy;
+        struct kvb_transfer transfer;
         void *headers;
         char *text;
         size_t len, cap;

@@ -5,25 +5,27 @@
  * attempt); bit 1, with a user, so that a token is asked for; the rest, how many bytes arrive at a
  * time. Every call ends once, with one of the results that it may have.
  */
+#include "base/curl.h"
+
 #include <curl/curl.h>
 
 #undef curl_easy_getinfo
 #define curl_easy_getinfo(easy, what, number) fuzz_getinfo(what, number)
-#define curl_multi_add_handle                 fuzz_multi_handle
-#define curl_multi_remove_handle              fuzz_multi_handle
-#define curl_multi_socket_action              fuzz_multi_action
+#define kvb_curl_start                        fuzz_start
+#define kvb_curl_stop                         fuzz_stop
 
 static CURLcode fuzz_getinfo(CURLINFO what, long *number_p);
 /* Nothing is sent. */
-static CURLMcode fuzz_multi_handle(CURLM *multi, CURL *easy)
+static bool fuzz_start(struct kvb_curl *curl, struct kvb_transfer *transfer)
 {
-    (void)multi, (void)easy;
-    return CURLM_OK;
+    (void)curl, (void)transfer;
+    return true;
 }
-static CURLMcode fuzz_multi_action(CURLM *multi, curl_socket_t fd, int mask, int *running)
+static void fuzz_stop(struct kvb_curl *curl, struct kvb_transfer *transfer)
 {
-    (void)multi, (void)fd, (void)mask, (void)running;
-    return CURLM_OK;
+    (void)curl;
+    curl_easy_cleanup(transfer->easy); /* NULL: nothing */
+    transfer->easy = NULL;
 }
 #include "etcd_http.c" /* instead of the library's */
 #include "fuzz.h"
@@ -122,7 +124,7 @@ static struct kvs_http_call *under_way(struct kvs_http *http)
     kvb_list_each(&http->calls, link)
     {
         struct kvs_http_call *call = kvb_container_of(link, struct kvs_http_call, impl.link);
-        if (call->impl.easy != NULL) {
+        if (call->impl.transfer.easy != NULL) {
             return call;
         }
     }
@@ -140,7 +142,7 @@ static void answer(struct kvs_http_call *call, char *line, size_t step)
         size_t n = step < len - at ? step : len - at;
         result = on_call_data(text + at, 1, n, call) == n ? CURLE_OK : CURLE_WRITE_ERROR;
     }
-    on_call_over(call, http_status == 0 ? CURLE_COULDNT_CONNECT : result);
+    on_call_over(&call->impl.transfer, http_status == 0 ? CURLE_COULDNT_CONNECT : result);
 }
 
 static void call_and_answer(struct kvs_http *http, struct sim_sched *sim, struct fuzz_lines lines,

@@ -531,7 +531,7 @@ struct trip {
 
 static struct trip *trip_of(const struct kvs_http_call *call)
 {
-    return call->impl.easy;
+    return call->impl.transfer.easy;
 }
 
 static bool reaches(const struct sim_process *process)
@@ -635,7 +635,7 @@ void kvs_http_call(struct kvs_http *http, const char *path, char *body, uint32_t
         .call = call, .http = http, .process = http->process, .path = path, .body = body};
     call->uncertain = false;
     call->impl.http = http;
-    call->impl.easy = trip;
+    call->impl.transfer.easy = trip;
     kvb_list_push_back(&http->calls, &call->impl.link);
     kvb_event_init(&call->impl.fail, on_answered);
     kvb_timer_init(&call->impl.timer, on_bound);
@@ -676,7 +676,7 @@ static bool silent(const struct watcher *watcher)
 static void on_stream_event(struct kvb_event *event)
 {
     struct kvs_http_stream *stream = kvb_container_of(event, struct kvs_http_stream, impl.event);
-    struct watcher *watcher = stream->impl.easy;
+    struct watcher *watcher = stream->impl.transfer.easy;
     while (watcher->stream == stream && !kvb_list_empty(&watcher->queue)) {
         struct told *told = kvb_container_of(kvb_list_first(&watcher->queue), struct told, link);
         if (told->at_ns > sim.now_ns) {
@@ -834,7 +834,7 @@ void kvs_http_stream_open(struct kvs_http *http, const char *path, char *body,
     kvb_list_push_back(&etcd.streams, &watcher->link);
     stream->impl.http = http;
     stream->impl.body = body;
-    stream->impl.easy = watcher;
+    stream->impl.transfer.easy = watcher;
     kvb_event_init(&stream->impl.event, on_stream_event);
     kvb_list_push_back(&http->streams, &stream->impl.link);
     sim_after(sim_way_ns(), on_watch_there, watcher);
@@ -845,7 +845,7 @@ void kvs_http_stream_close(struct kvs_http_stream *stream)
     if (!kvs_http_streaming(stream)) {
         return;
     }
-    struct watcher *watcher = stream->impl.easy;
+    struct watcher *watcher = stream->impl.transfer.easy;
     watcher->stream = NULL; /* stays allocated: things are on the way to it */
     kvb_list_remove(&watcher->link);
     kvb_list_remove(&stream->impl.link);
