@@ -143,6 +143,15 @@ static kvb_status_t check_sleep(const struct kvp_config *config, char *error)
     return status == KVB_OK ? kvp_mooncake_check(mooncake, error) : status;
 }
 
+static kvb_status_t check_engines(struct kvp_config *config, char *error)
+{
+    char why[256];
+    if (kvp_engine_specs(config->engine, config->engines, &config->nengines, why) != KVB_OK) {
+        return kvp_refuse(error, "engine: %s", why);
+    }
+    return KVB_OK;
+}
+
 /* What values mean together. */
 static kvb_status_t check(void *arg, char *error)
 {
@@ -152,6 +161,9 @@ static kvb_status_t check(void *arg, char *error)
     kvb_status_t status = kvp_check_rest(&rest, error);
     if (status == KVB_OK) {
         status = check_names(config, error);
+    }
+    if (status == KVB_OK) {
+        status = check_engines(config, error);
     }
     if (status == KVB_OK) {
         status = kvp_check_cluster(&cluster, error);

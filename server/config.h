@@ -4,6 +4,7 @@
 
 #include "cluster_keys.h"
 #include "commands.h"
+#include "driver/spec.h"
 #include "mooncake.h"
 
 #include <stdio.h>
@@ -121,6 +122,25 @@
       "Authorization for it")                                                                      \
     X(upstream_ca_file, TEXT, "upstream-ca-file", "", "",                                          \
       "PEM file of the authorities that its certificate may come from; empty: the system's")       \
+    X(engine, LIST, "engine", "", "",                                                              \
+      "KIND=[NAME@]URL of an unmodified server that is driven by its own routes, as "              \
+      "vllm=http://10.0.0.1:8000 or sglang=policy@http://10.0.0.2:30000; without NAME: "           \
+      "engine-0, engine-1, …; separated by commas, or given again")                                \
+    X(engine_token_file, TEXT, "engine-token-file", "", "",                                        \
+      "file whose first line is sent to these servers as bearer token")                            \
+    X(engine_health_interval, TIME, "engine-health-interval", "2s", "10ms 10m",                    \
+      "how often their /health is looked at")                                                      \
+    X(engine_health_bound, TIME, "engine-health-bound", "5s", "10ms 10m", "of one such look")      \
+    X(engine_health_misses, COUNT, "engine-health-misses", "3", "1 1000",                          \
+      "so many without an answer in a row, and the server is gone; one that nobody listens for, "  \
+      "or that answers 503, is gone at once")                                                      \
+    X(engine_call_bound, TIME, "engine-call-bound", "120s", "10ms 24h",                            \
+      "of a call of such a server; a pause has drain-bound")                                       \
+    X(engine_relay_bound, TIME, "engine-relay-bound", "1h", "10ms 24h",                            \
+      "of a call that is handed through to it, as a weight update")                                \
+    X(fleet_verbs, CHOICE, "fleet-verbs", "auto", "auto all one",                                  \
+      "what a verb without ?instance= is, while there are several: for all of them, all or "       \
+      "nothing where it can be taken back, or refused (one); auto: all with engine, else one")     \
     KVP_REST_KEYS(X)                                                                               \
     X(fault, TEXT, "fault", "", "",                                                                \
       "take a protection out, to see that the rehearsal notices (only in builds for that; "        \
@@ -130,6 +150,8 @@ struct kvp_config {
 #define X(name, type, key, standard, limits, what) KVP_CONFIG_##type name;
     KVP_CONFIG(X)
 #undef X
+    struct kvp_engine_spec engines[KVP_ENGINES_MAX]; /* of `engine` */
+    uint32_t nengines;
     struct kvp_mooncake mooncake; /* what users of it brought along */
 };
 

@@ -64,6 +64,28 @@ kvb_status_t kvp_give(struct kvp_given *given, const char *key, const char *text
 
 /* ---- arguments ---- */
 
+/* Of a repeated key the last wins; a list's add up. */
+static kvb_status_t give_argument(struct kvp_given *given, int key, const char *value)
+{
+    char *before = given->text[key];
+    given->text[key] = NULL;
+    if (before == NULL || given->table->keys[key].type != KVP_VALUE_LIST) {
+        free(before);
+        return give(given, key, value, "command line");
+    }
+    size_t len = strlen(before) + strlen(value) + 2;
+    char *both = malloc(len);
+    if (both == NULL) {
+        free(before);
+        return KVB_ERR_NO_MEMORY;
+    }
+    (void)snprintf(both, len, "%s,%s", before, value);
+    free(before);
+    kvb_status_t status = give(given, key, both, "command line");
+    free(both);
+    return status;
+}
+
 static kvb_status_t read_arguments(int argc, const char *const *argv, struct kvp_given *given,
                                    const char **file_p, char *error)
 {
@@ -94,9 +116,7 @@ static kvb_status_t read_arguments(int argc, const char *const *argv, struct kvp
             *file_p = value;
             continue;
         }
-        free(given->text[key]); /* of a repeated key the last wins */
-        given->text[key] = NULL;
-        kvb_status_t status = give(given, key, value, "command line");
+        kvb_status_t status = give_argument(given, key, value);
         if (status != KVB_OK) {
             return status;
         }
@@ -194,6 +214,7 @@ static kvb_status_t check_key(const struct kvp_key *key, const char *text, const
     char *field = (char *)config + key->offset;
     switch (key->type) {
     case KVP_VALUE_TEXT:
+    case KVP_VALUE_LIST:
     case KVP_VALUE_CHOICE: {
         char *copy = strdup(text);
         if (copy == NULL) {
@@ -279,7 +300,8 @@ void kvp_table_cleanup(const struct kvp_config_table *table, void *config)
 {
     for (uint32_t i = 0; i < table->nkeys; i++) {
         const struct kvp_key *key = &table->keys[i];
-        if (key->type == KVP_VALUE_TEXT || key->type == KVP_VALUE_CHOICE) {
+        if (key->type == KVP_VALUE_TEXT || key->type == KVP_VALUE_LIST ||
+            key->type == KVP_VALUE_CHOICE) {
             char *text;
             memcpy(&text, (const char *)config + key->offset, sizeof text);
             free(text);
@@ -342,6 +364,7 @@ void kvp_table_show(const struct kvp_config_table *table, const void *config, FI
         json_t *value = NULL;
         switch (table->keys[i].type) {
         case KVP_VALUE_TEXT:
+        case KVP_VALUE_LIST:
         case KVP_VALUE_CHOICE:
             memcpy(&text, field, sizeof text);
             value = json_string(text);

@@ -24,7 +24,7 @@ struct kvp_key {
     const char *what;
     size_t offset; /* in the program's struct */
 };
-#define KVP_KEYS_MAX 96
+#define KVP_KEYS_MAX 128
 
 struct kvp_given; /* what was given for each key, by the strongest source so far */
 

@@ -147,6 +147,7 @@ static bool parse_number(enum kvp_value_type type, const char *text, uint64_t *n
     case KVP_VALUE_COUNT:
         return kvp_parse_count(text, number_p);
     case KVP_VALUE_TEXT:
+    case KVP_VALUE_LIST:
     case KVP_VALUE_CHOICE:
     case KVP_VALUE_SWITCH:
         break;
@@ -169,6 +170,9 @@ void kvp_value_allowed(enum kvp_value_type type, const char *limits, char *out, 
     case KVP_VALUE_TEXT:
         (void)snprintf(out, cap, "text");
         break;
+    case KVP_VALUE_LIST:
+        (void)snprintf(out, cap, "text, repeatable");
+        break;
     case KVP_VALUE_SWITCH:
         (void)snprintf(out, cap, "true or false");
         break;
@@ -187,9 +191,10 @@ void kvp_value_allowed(enum kvp_value_type type, const char *limits, char *out, 
 const char *kvp_value_type_text(enum kvp_value_type type)
 {
     static const char *const texts[] = {
-        [KVP_VALUE_TEXT] = "TEXT",   [KVP_VALUE_CHOICE] = "WORD",
-        [KVP_VALUE_BYTES] = "BYTES", [KVP_VALUE_COUNT] = "COUNT",
-        [KVP_VALUE_TIME] = "TIME",   [KVP_VALUE_SWITCH] = "[true|false]",
+        [KVP_VALUE_TEXT] = "TEXT",           [KVP_VALUE_LIST] = "TEXT",
+        [KVP_VALUE_CHOICE] = "WORD",         [KVP_VALUE_BYTES] = "BYTES",
+        [KVP_VALUE_COUNT] = "COUNT",         [KVP_VALUE_TIME] = "TIME",
+        [KVP_VALUE_SWITCH] = "[true|false]",
     };
     return texts[type];
 }
@@ -225,6 +230,7 @@ bool kvp_value_parse(enum kvp_value_type type, const char *limits, const char *t
 {
     bool ok = false;
     switch (type) {
+    case KVP_VALUE_LIST:
     case KVP_VALUE_TEXT: /* or `config show` could not say it */
         ok = kvb_utf8_printable(text, strlen(text));
         break;

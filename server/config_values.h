@@ -9,6 +9,7 @@
 /* The types of config values: how they are written and what they are limited by. */
 enum kvp_value_type {
     KVP_VALUE_TEXT,
+    KVP_VALUE_LIST, /* text: items separated by commas; of a repeated option they add up */
     KVP_VALUE_CHOICE,
     KVP_VALUE_BYTES,
     KVP_VALUE_COUNT,
@@ -18,6 +19,7 @@ enum kvp_value_type {
 
 /* The types of the fields. */
 #define KVP_CONFIG_TEXT   char *
+#define KVP_CONFIG_LIST   char *
 #define KVP_CONFIG_CHOICE char *
 #define KVP_CONFIG_BYTES  uint64_t
 #define KVP_CONFIG_COUNT  uint64_t

@@ -22,9 +22,10 @@ struct kvp_control_config {
     struct kvs_client *client; /* of the nodes that the cluster tells of */
     struct kvb_sched *sched;
     const struct kvb_clock *clock;
-    uint64_t retire_ms;      /* bound of a tenant's reset */
-    bool never_sleeps;       /* sleep mode is off: asked for all the same it is refused */
-    uint32_t queue_max;      /* requests submitted and not yet replied to */
+    uint64_t retire_ms; /* bound of a tenant's reset */
+    bool never_sleeps;  /* sleep mode is off: asked for all the same it is refused */
+    bool verbs_for_all; /* a verb without an instance is for all of them, if there are several */
+    uint32_t queue_max; /* requests submitted and not yet replied to */
     void (*wake)(void *ctx); /* any thread: kvp_control_run() is due */
     void *wake_ctx;
     void (*quiet)(void *ctx); /* kvp_control_quiet() has become true; may be NULL */

@@ -7,6 +7,7 @@
 #include "control.h"
 #include "control/probes.h"
 #include "devices.h"
+#include "driver/driver.h"
 #include "dump.h"
 #include "events.h"
 #include "http/http.h"
@@ -34,11 +35,12 @@
  * back, and only then the rest is taken apart, from the outside in.
  */
 enum {
-    STREAM_BEAT_MS = 15000, /* event streams show that they live */
-    HEARTBEAT_MS = 2000,    /* a loop that has not turned for so long hangs */
-    PARSING_MS = 10000,     /* no body takes so long to parse */
-    STOP_MS = 15000,        /* transfers of engines that were let go have ended by then */
-    INSTANCES_MAX = 64,     /* in `instances` */
+    STREAM_BEAT_MS = 15000,  /* event streams show that they live */
+    HEARTBEAT_MS = 2000,     /* a loop that has not turned for so long hangs */
+    PARSING_MS = 10000,      /* no body takes so long to parse */
+    STOP_MS = 15000,         /* transfers of engines that were let go have ended by then */
+    INSTANCES_MAX = 64,      /* in `instances` */
+    ENGINE_CONNECTIONS = 16, /* of a server that is driven: calls, relays, looks */
 };
 
 struct kvp_daemon {
@@ -52,6 +54,8 @@ struct kvp_daemon {
     struct kvp_fleet *fleet;
     struct kvp_devices devices;
     struct kvp_link *link;
+    struct kvp_web *web; /* of the driver */
+    struct kvp_driver *driver;
     struct kvp_control *control;
     struct kvp_rest rest;
     struct kvp_upstream upstream;
@@ -280,6 +284,7 @@ static void on_signalled(void *ctx, int signum)
     kvb_sched_timer_set(sched, &daemon->stop_bound, kvb_deadline_in_ms(sched->clock, STOP_MS));
     daemon->leaves = kvp_storage_leave(daemon->storage, on_left, daemon);
     daemon->lets_go = true;
+    kvp_driver_stop(daemon->driver);
     kvp_link_stop(daemon->link, on_link_stopped, daemon);
 }
 
@@ -354,7 +359,7 @@ static kvb_status_t watch_threads(struct kvp_daemon *daemon)
 static kvb_status_t create_board(struct kvp_daemon *daemon)
 {
     char names[INSTANCES_MAX][KVB_NAME_MAX];
-    const char *pointers[INSTANCES_MAX];
+    const char *pointers[INSTANCES_MAX + KVP_ENGINES_MAX];
     uint32_t n = 0;
     for (const char *at = daemon->config->instances; *at != '\0'; n++) {
         if (n == INSTANCES_MAX) {
@@ -363,6 +368,9 @@ static kvb_status_t create_board(struct kvp_daemon *daemon)
         }
         at = kvp_next_item(at, names[n], sizeof names[n]);
         pointers[n] = names[n];
+    }
+    for (uint32_t i = 0; i < daemon->config->nengines; i++) { /* configured, so waited for */
+        pointers[n++] = daemon->config->engines[i].name;
     }
     const struct kvp_board_config board = {.clock = &kvb_clock_real,
                                            .instances = pointers,
@@ -429,6 +437,54 @@ static kvb_status_t create_link(struct kvp_daemon *daemon)
     return kvp_link_create(&link, &daemon->link);
 }
 
+static kvb_status_t create_driver(struct kvp_daemon *daemon)
+{
+    const struct kvp_config *config = daemon->config;
+    char token[4096];
+    char tenant[KVB_NAME_MAX] = "default";
+    uint32_t len = 0;
+    bool given = config->engine_token_file[0] != '\0';
+    if (given) {
+        kvb_status_t status = kvp_program_secret("engine-token-file", config->engine_token_file,
+                                                 token, sizeof token, &len);
+        if (status != KVB_OK) {
+            return status;
+        }
+        token[len] = '\0';
+        token[strcspn(token, "\r\n")] = '\0';
+    }
+    (void)kvp_next_item(config->tenants, tenant, sizeof tenant);
+    tenant[strcspn(tenant, "=")] = '\0';
+    kvb_status_t status = kvp_web_create(kvp_loop_sched(daemon->loop), kvp_loop_io(daemon->loop),
+                                         ENGINE_CONNECTIONS * (config->nengines + 1),
+                                         given ? token : NULL, &daemon->web);
+    if (status != KVB_OK) {
+        return status;
+    }
+    const struct kvp_driver_config driver = {
+        .sched = kvp_loop_sched(daemon->loop),
+        .fleet = daemon->fleet,
+        .web = &kvp_web_ops,
+        .web_ctx = daemon->web,
+        .metrics = daemon->metrics,
+        .specs = config->engines,
+        .nspecs = config->nengines,
+        .tenant = tenant[0] != '\0' ? tenant : "default",
+        .health_interval_ms = config->engine_health_interval,
+        .health_ms = config->engine_health_bound,
+        .misses = (uint32_t)config->engine_health_misses,
+        .call_ms = config->engine_call_bound,
+        .relay_ms = config->engine_relay_bound,
+    };
+    return kvp_driver_create(&driver, &daemon->driver);
+}
+
+static bool verbs_for_all(const struct kvp_config *config)
+{
+    return strcmp(config->fleet_verbs, "all") == 0 ||
+           (strcmp(config->fleet_verbs, "auto") == 0 && config->nengines > 0);
+}
+
 static kvb_status_t create_control(struct kvp_daemon *daemon)
 {
     const struct kvp_control_config control = {.fleet = daemon->fleet,
@@ -441,6 +497,7 @@ static kvb_status_t create_control(struct kvp_daemon *daemon)
                                                .clock = &kvb_clock_real,
                                                .retire_ms = daemon->config->retire_bound,
                                                .never_sleeps = !daemon->config->sleep_mode,
+                                               .verbs_for_all = verbs_for_all(daemon->config),
                                                .queue_max = (uint32_t)daemon->config->requests_max,
                                                .wake = kvp_loop_wake,
                                                .wake_ctx = daemon->loop,
@@ -542,6 +599,9 @@ kvb_status_t kvp_daemon_create(const struct kvp_config *config, struct kvp_daemo
         status = create_link(daemon);
     }
     if (status == KVB_OK) {
+        status = create_driver(daemon);
+    }
+    if (status == KVB_OK) {
         status = create_control(daemon);
     }
     if (status == KVB_OK) {
@@ -576,9 +636,14 @@ void kvp_daemon_destroy(struct kvp_daemon *daemon)
         kvp_link_stop(daemon->link, on_link_stopped, daemon);
         kvp_loop_run(daemon->loop);
     }
+    if (daemon->driver != NULL) {
+        kvp_driver_stop(daemon->driver);
+    }
     if (daemon->fleet != NULL) {
         kvp_fleet_destroy(daemon->fleet);
     }
+    kvp_driver_destroy(daemon->driver);
+    kvp_web_destroy(daemon->web);
     if (daemon->link != NULL) {
         kvp_link_destroy(daemon->link);
     }

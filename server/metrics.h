@@ -134,6 +134,13 @@
     X(TASK_AGE, GAUGE, "kvplane_task_oldest_age_seconds",                                          \
       "Age of the oldest batch accepted and not answered; 0: there is none.", "instance", "rank",  \
       "queue")                                                                                     \
+    /* servers that are driven by their own routes */                                              \
+    X(ENGINE_CALLS, COUNTER, "kvplane_engine_calls_total",                                         \
+      "Calls of the routes of a server that is driven; outcome: ok, refused (4xx), failed (5xx), " \
+      "timeout, or why there was no answer.",                                                      \
+      "instance", "route", "outcome")                                                              \
+    X(ENGINE_MISSES, COUNTER, "kvplane_engine_health_misses_total",                                \
+      "Looks at such a server's /health that it did not pass.", "instance")                        \
     /* between this process and the nodes */                                                       \
     X(TRANSFERS, COUNTER, "kvplane_transfers_total",                                               \
       "Blocks moved to (put) and from (get) a store node, by what carries them and result.",       \

@@ -137,8 +137,10 @@ static void fill_lineage(const struct kvp_instance *instance, struct kvp_view *v
     view_p->lineage = l->lineage;
     view_p->open = kvp_lineage_open(l);
     copy_text(view_p->weights_name, sizeof view_p->weights_name, l->joined_name);
-    copy_text(view_p->private_reason, sizeof view_p->private_reason,
-              kvp_private_text(kvp_lineage_why_private(l)));
+    if (instance->foreign == NULL) { /* another has nothing to share */
+        copy_text(view_p->private_reason, sizeof view_p->private_reason,
+                  kvp_private_text(kvp_lineage_why_private(l)));
+    }
     copy_text(view_p->weight_version, sizeof view_p->weight_version,
               instance->weight_version[0] != '\0' ? instance->weight_version : "default");
     view_p->weight_change_running = l->update;
@@ -153,6 +155,12 @@ void kvp_instance_fill_view(struct kvp_instance *instance, struct kvp_view *view
     copy_text(view_p->instance, sizeof view_p->instance, instance->name);
     copy_text(view_p->tenant, sizeof view_p->tenant, instance->space.tenant);
     copy_text(view_p->layout, sizeof view_p->layout, instance->space.layout);
+    if (instance->foreign != NULL) {
+        copy_text(view_p->kind, sizeof view_p->kind, instance->foreign->kind);
+        copy_text(view_p->url, sizeof view_p->url, instance->foreign->url);
+        view_p->own_world_size = instance->foreign->world_size;
+        view_p->sleeps_once = instance->foreign->sleeps_once;
+    }
     view_p->attached = instance->attached;
     view_p->ever_attached = instance->ever_attached;
     view_p->degraded = (fsm->stopped_by & KVP_STOPPED_BY_DEGRADED) != 0;
@@ -833,6 +841,7 @@ kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet, const struct kvb_link_hell
     }
     copy_text(instance->model, sizeof instance->model, hello->model);
     instance->max_model_len = hello->max_model_len;
+    instance->foreign = rank->foreign;
     add_session(instance, hello, rank);
     kvb_sched_post(fleet->config.sched, &instance->pump);
     *instance_p = instance;

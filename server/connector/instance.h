@@ -157,7 +157,11 @@ struct kvp_view {
     char layout[KVB_LAYOUT_MAX];
     char model[KVB_MODEL_MAX]; /* the instance's name if the engine says none */
     uint32_t max_model_len;    /* 0: the engine does not say */
-    bool attached;             /* all ranks of the stated world size */
+    char kind[16];             /* of a server that is driven (kvp_foreign); "": on the link */
+    char url[256];             /* its */
+    uint32_t own_world_size;   /* its; 0: not known */
+    bool sleeps_once;
+    bool attached; /* all ranks of the stated world size */
     bool ever_attached;
     bool degraded;     /* forward-only work failed: not serving, see message */
     char message[256]; /* why degraded or disconnected */

@@ -97,6 +97,7 @@ struct kvp_instance {
     char model[KVB_MODEL_MAX]; /* as the last rank that attached said it */
     uint32_t max_model_len;
     struct kvp_shape shape;
+    const struct kvp_foreign *foreign;   /* NULL: an engine on the link */
     struct kvs_member *member;           /* NULL: no store */
     char described[KVP_DESCRIPTION_MAX]; /* what was last published of it */
 

@@ -1017,6 +1017,7 @@ static void start(struct kvp_op *op)
             .idle = load->running == 0 && load->waiting == 0 && load->loading == 0,
             .store = instance->member != NULL,
             .counts_steps = op->fleet->unversioned == KVP_UNVERSIONED_RESET,
+            .sleeps_once = instance->foreign != NULL && instance->foreign->sleeps_once,
         };
         kvp_plan_make(&op->ask, &now, &op->plan);
         struct kvb_log_context before = log_as(op);

@@ -138,6 +138,13 @@ static void plan_sleep(const struct kvp_ask *ask, const struct kvp_situation *no
     for (uint32_t i = 0; i < fsm->ntags; i++) {
         bool discard = ask->level >= 2 || strcmp(fsm->tags[i].tag, TAG_KV) == 0;
         enum kvb_residency target = discard ? KVB_DISCARDED : KVB_OFFLOADED;
+        if (now->sleeps_once && discard && fsm->tags[i].residency == KVB_OFFLOADED) {
+            plan->nrelease = 0;
+            refuse(plan, KVB_ERR_BAD_STATE,
+                   "this server keeps what it has offloaded until it is awake: POST /wake_up, then "
+                   "/sleep at this level");
+            return;
+        }
         if (depth(fsm->tags[i].residency) < depth(target)) {
             copy_tag(plan->release[plan->nrelease].tag, fsm->tags[i].tag);
             plan->release[plan->nrelease++].offload = !discard;

@@ -107,6 +107,7 @@ struct kvp_situation {
     bool idle;         /* by the last report: nothing runs, waits or loads */
     bool store;        /* one is configured */
     bool counts_steps; /* --unversioned: weights written must be known before its event */
+    bool sleeps_once;  /* what is offloaded cannot be discarded, but after a wake */
 };
 void kvp_plan_make(const struct kvp_ask *ask, const struct kvp_situation *now,
                    struct kvp_plan *plan_p);

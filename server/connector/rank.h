@@ -137,11 +137,21 @@ struct kvp_rank_ops {
     void (*disconnect)(void *rank, const char *reason);
 };
 
+/* A server that is driven by its own routes (server/driver), rather than an engine on the link:
+ * none of its KV moves through here, and it shares none. */
+struct kvp_foreign {
+    const char *kind; /* vllm, sglang */
+    const char *url;
+    uint32_t world_size; /* its own; to us it is one rank. 0: not known */
+    bool sleeps_once;    /* what it has offloaded it cannot discard: it must wake before */
+};
+
 /* A rank as its instance holds it. */
 struct kvp_rank {
     const struct kvp_rank_ops *ops;
     void *impl;
-    const struct kvp_stay *stay; /* the instance's */
+    const struct kvp_stay *stay;       /* the instance's */
+    const struct kvp_foreign *foreign; /* NULL: it is on the link. As alive as the fleet */
     uint32_t index;
     uint8_t roles;
 };

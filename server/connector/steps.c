@@ -279,7 +279,13 @@ static void say_why(struct kvp_op *op, const struct step_call *call, kvb_status_
     const struct kvb_load *load = &op->instance->load;
     uint32_t rank = call->rank->index;
     const char *label = kvb_link_info((uint16_t)call->type)->label;
-    if (status == KVB_ERR_DISCONNECTED) {
+    const struct kvp_foreign *foreign = call->rank->foreign;
+    const char *cause = call->rank->ops->cause(call->rank->impl);
+    if (foreign != NULL && status != KVB_ERR_CANCELED && cause[0] != '\0' &&
+        (call->type != KVB_LINK_PAUSE || status != KVB_ERR_TIMEOUT) &&
+        call->type != KVB_LINK_RELAY) {
+        kvp_op_say(op, "%s failed: %s: %s", op->record.step, kvb_status_text(status), cause);
+    } else if (status == KVB_ERR_DISCONNECTED) {
         kvp_op_say(op, "rank %u of the engine went away: repeat when it has attached again", rank);
     } else if (status == KVB_ERR_TIMEOUT && call->type == KVB_LINK_PAUSE) {
         kvp_op_say(op,
@@ -299,7 +305,6 @@ static void say_why(struct kvp_op *op, const struct step_call *call, kvb_status_
         kvp_op_say(op, "rank %u answered %s with \"%s\": see its log, then repeat", rank, label,
                    kvb_status_label(status));
     } else if (call->type == KVB_LINK_REGISTER_REGION) {
-        const char *cause = call->rank->ops->cause(call->rank->impl);
         kvp_op_say(op, "%s failed on rank %u: %s%s%s: %s", op->record.step, rank,
                    kvb_status_text(status), cause[0] != '\0' ? ": " : "", cause, advice(status));
     }

@@ -211,6 +211,12 @@ void kvp_control_started(struct kvp_pending *pending, uint64_t operation_id)
                       0);
 }
 
+bool kvp_means_all(const struct kvp_control *control, const struct kvp_request *request)
+{
+    return control->config.verbs_for_all && request->instance[0] == '\0' &&
+           kvp_fleet_count(control->config.fleet) > 1;
+}
+
 /* A level-0 sleep gives nothing up. Waking is never refused: an engine may come asleep. */
 static bool gives_memory_up(const struct kvp_ask *ask)
 {
@@ -259,7 +265,8 @@ void kvp_control_start(struct kvp_control *control, struct kvp_request *request)
     pending->body = request->body;
     pending->until_ns = kvb_deadline_in_ms(control->config.clock, request->params.timeout);
     request->body = NULL;
-    bool every = strcmp(request->instance, KVP_EVERY_INSTANCE) == 0;
+    bool every = strcmp(request->instance, KVP_EVERY_INSTANCE) == 0 ||
+                 (action->read == NULL && kvp_means_all(control, request));
     kvb_status_t status = KVB_OK;
     if (every) {
         operation_id = kvp_fan_start(pending); /* 0: pending has gone, too */

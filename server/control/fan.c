@@ -8,7 +8,8 @@
  * fails, what the others did is taken back, by the id of the operation that did it (TAKE_BACK): so
  * nothing is lifted that was so before, and what another request was told meanwhile stays true:
  * then it stays, and the answer says so. What cannot be taken back is done last: a sleep of level 2
- * is one of level 1 first, everywhere, and deepened only when all sleep.
+ * is one of level 1 first, everywhere, and deepened only when all sleep; or a pause, where one of
+ * them cannot be deepened.
  */
 #include "control/internal.h"
 #include "http/errors.h"
@@ -32,7 +33,8 @@ struct kvp_fan {
     struct kvb_list askers;      /* pendings that want its answer; the first is that of its ask */
     struct kvp_pending *pending; /* the first asker, to the end: the ask's body is its */
     enum { FAN_FIRST, FAN_DEEPER, FAN_UNDO } phase;
-    bool all; /* or nothing */
+    bool all;         /* or nothing */
+    bool sleeps_once; /* one of them does */
     uint32_t n, left;
     char message[KVB_NAME_MAX + 640]; /* the same, whole */
     struct entry entries[];
@@ -150,6 +152,9 @@ static json_t *answer_of(const struct kvp_fan *fan, unsigned http_status)
     kvp_json_set_text(body, "message", failed ? fan->message : fan->pending->action->text);
     kvp_json_set_u64(body, "operation_id", fan->own.record.id);
     (void)json_object_set_new(body, "instances", entries_json(fan));
+    if (!failed) { /* who knows of one server alone reads what he knows */
+        (void)json_object_update_missing(body, fan->entries[0].answer);
+    }
     return body;
 }
 
@@ -354,6 +359,7 @@ static void add_entry(void *arg, const struct kvp_view *view)
     entry->fan = fan;
     snprintf(entry->instance, sizeof entry->instance, "%s", view->instance);
     entry->ok = view->attached;
+    fan->sleeps_once = fan->sleeps_once || view->sleeps_once;
     if (!view->attached) {
         entry->answer = kvp_error_body(409, NULL, "not attached");
         if (fan->own.record.status == KVB_OK) {
@@ -448,6 +454,7 @@ uint64_t kvp_fan_start(struct kvp_pending *pending)
     }
     if (all && first.operation == KVP_OP_SLEEP && first.level == 2) {
         first.level = 1;
+        first.operation = fan->sleeps_once ? KVP_OP_PAUSE : KVP_OP_SLEEP;
     }
     go_on(fan, first);
     return fan->own.record.finished ? 0 : fan->own.record.id;

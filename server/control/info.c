@@ -15,9 +15,21 @@ void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *reque
     }
 }
 
+static json_int_t world_of(const struct kvp_view *view)
+{
+    return view->own_world_size > 0 ? view->own_world_size : view->world_size;
+}
+
+static void add_world(void *arg, const struct kvp_view *view)
+{
+    *(json_int_t *)arg += view->attached ? world_of(view) : 0;
+}
+
+/* Of a fleet that is spoken to as one, all workers. */
 void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request)
 {
     struct kvp_view view;
+    json_int_t all = 0;
 
     if (!kvp_find_instance(control, request, &view)) {
         return;
@@ -27,8 +39,12 @@ void kvp_read_world_size(struct kvp_control *control, struct kvp_request *reques
                                 "not all ranks of the engine are attached");
         return;
     }
-    kvp_control_reply(control, request, 200,
-                      json_pack("{s:I}", "world_size", (json_int_t)view.world_size), 0);
+    if (kvp_means_all(control, request)) {
+        kvp_fleet_each(control->config.fleet, add_world, &all);
+    } else {
+        all = world_of(&view);
+    }
+    kvp_control_reply(control, request, 200, json_pack("{s:I}", "world_size", all), 0);
 }
 
 /* vLLM's and SGLang's members in one object. */

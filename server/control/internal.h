@@ -77,6 +77,8 @@ void kvp_control_start(struct kvp_control *control, struct kvp_request *request)
 struct kvp_pending *kvp_pending_create(struct kvp_control *control, struct kvp_request *request);
 void kvp_pending_free(struct kvp_pending *pending);
 
+/* It names no instance, there are several, and then all of them are meant. */
+bool kvp_means_all(const struct kvp_control *control, const struct kvp_request *request);
 /* It was started under that id; its end is looked up. pending goes on without its request. */
 void kvp_control_started(struct kvp_pending *pending, uint64_t operation_id);
 

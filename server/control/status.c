@@ -101,7 +101,12 @@ static json_t *instance_json(struct kvp_control *control, const struct kvp_view 
     kvp_json_set_text(json, "tenant", view->tenant);
     kvp_json_set_text(json, "layout", view->layout);
     kvp_json_set_text(json, "message", view->message);
-    kvp_json_set_u64(json, "world_size", view->world_size);
+    if (view->kind[0] != '\0') { /* a server that is driven: no KV moves through here */
+        (void)json_object_set_new(json, "driven",
+                                  json_pack("{s:s, s:s}", "kind", view->kind, "url", view->url));
+    }
+    kvp_json_set_u64(json, "world_size",
+                     view->own_world_size > 0 ? view->own_world_size : view->world_size);
     kvp_json_set_u64(json, "ranks", view->ranks);
     (void)json_object_update_new(
         json, json_pack("{s:b, s:b, s:b, s:s}", "is_paused", view->is_paused, "is_sleeping",
@@ -141,6 +146,20 @@ static void list_name(void *arg, const struct kvp_view *view)
     snprintf(list + used, MESSAGE_MAX - used, "%s%s", used > 0 ? ", " : "", view->instance);
 }
 
+struct first {
+    struct kvp_view *view;
+    bool none;
+};
+
+static void keep_first(void *arg, const struct kvp_view *view)
+{
+    struct first *first = arg;
+    if (first->none) {
+        *first->view = *view;
+        first->none = false;
+    }
+}
+
 bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
                        struct kvp_view *view_p)
 {
@@ -150,6 +169,11 @@ bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
     char message[MESSAGE_MAX + 64];
 
     if (kvp_fleet_view(fleet, name, view_p)) {
+        return true;
+    }
+    if (kvp_means_all(control, request)) { /* they are alike: the first stands for them */
+        struct first first = {.view = view_p, .none = true};
+        kvp_fleet_each(fleet, keep_first, &first);
         return true;
     }
     if (name != NULL) {
