@@ -92,8 +92,8 @@
       "made or compared at the engine's end (integrity=transport)")                                \
     X(upstream, TEXT, "upstream", "", "",                                                          \
       "http://HOST:PORT or https://HOST:PORT of the engine's own server: every request that is "   \
-      "for no route of this one is passed on to it, and its answer back; empty: such requests "    \
-      "are 404")                                                                                   \
+      "for no route of this one is passed on to it, and its answer back; empty: to those of "      \
+      "engine, or, without any, such requests are 404")                                                                                   \
     X(upstream_while_paused, CHOICE, "upstream-while-paused", "pass", "pass hold refuse",          \
       "what becomes of a request that would generate while the engine is paused: pass, as "        \
       "engines queue it themselves; hold keeps it here until it runs; refuse answers 503")         \

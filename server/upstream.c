@@ -55,15 +55,19 @@ kvb_status_t kvp_upstream_create(const struct kvp_config *config, struct kvb_met
         .ca_file = config->upstream_ca_file,
         .idle_ms = config->upstream_idle_timeout,
     };
-    if (config->upstream[0] == '\0') {
+    if (config->upstream[0] == '\0' && config->nengines == 0) {
         return KVB_OK;
     }
     kvb_status_t status = read_key(config->upstream_key_file, &upstream->authorization);
     if (status == KVB_OK) {
         status = kvp_proxy_create(&proxy, &upstream->proxy);
     }
-    if (status == KVB_OK) {
+    if (status == KVB_OK && config->upstream[0] != '\0') {
         status = kvp_proxy_set_target(upstream->proxy, "", config->upstream);
+    }
+    for (uint32_t i = 0; i < config->nengines && status == KVB_OK; i++) {
+        status = kvp_proxy_set_target(upstream->proxy, config->engines[i].name,
+                                      config->engines[i].url);
     }
     return status;
 }
