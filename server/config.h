@@ -125,7 +125,7 @@
     X(engine, LIST, "engine", "", "",                                                              \
       "KIND=[NAME@]URL of an unmodified server that is driven by its own routes, as "              \
       "vllm=http://10.0.0.1:8000 or sglang=policy@http://10.0.0.2:30000; without NAME: "           \
-      "engine-0, engine-1, …; separated by commas, or given again")                                \
+      "engine-0, engine-1 and so on; separated by commas, or given again")                                \
     X(engine_token_file, TEXT, "engine-token-file", "", "",                                        \
       "file whose first line is sent to these servers as bearer token")                            \
     X(engine_health_interval, TIME, "engine-health-interval", "2s", "10ms 10m",                    \
