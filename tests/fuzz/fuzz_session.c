@@ -5,11 +5,14 @@
  * bytes arrive at a time (0: all). Then records: type, how, seq, length (2 bytes), payload. how: 1,
  * it is a reply; 2, a descriptor goes with it; 4, what the store has been asked is answered first;
  * 8, time passes; 16, it comes as it is, without a header; 32, no descriptor is one of memory.
+ * Types from 240 on are no record of the engine's but what its instance does meanwhile (enum act,
+ * in the order that a plan keeps), with how: 1, the other way (abort, a device that fails).
  *
  * Each request is answered at most once, and once if the connection lasts; every call of the daemon
  * completes once; in the end there is no descriptor, batch or region left.
  */
 #include "connector/shape.h"
+#include "fake_device.h"
 #include "fuzz.h"
 #include "link/link.h"
 #include "metrics.h"
@@ -43,7 +46,13 @@ static struct {
     struct kvp_rank *rank;
     bool refuse;
     uint32_t calls, called;
+    uint32_t acts, acted; /* of those that end later */
+    bool acting, unregistered;
     struct kvb_list batches;
+    struct fake_device device; /* of memory that is not the host's */
+    bool has_device;
+    void (*device_gone)(void *arg);
+    void *device_arg;
     /* the engine */
     int fd;
     struct test_memory memory;
@@ -85,6 +94,26 @@ static void call_all(struct kvp_rank *rank)
     }
 }
 
+/* Every part of a block is one rank's. */
+static void judge_shape(const struct kvb_link_hello *hello)
+{
+    const struct kvp_shape *shape = &on.instance.shape;
+    struct kvp_shape again;
+    char reason[256];
+    kvb_status_t status = kvp_shape_make(hello, &again, reason, sizeof reason);
+    kvb_assert(status == KVB_OK && kvp_shape_equal(shape, &again));
+    again.groups[KVB_GROUPS_MAX - 1].window_tokens++;
+    kvb_assert(!kvp_shape_equal(shape, &again));
+    kvb_assert(shape->nparts > 0 && shape->nparts <= KVB_PARTS_MAX);
+    for (uint32_t part = 0; part < shape->nparts; part++) {
+        uint32_t owners = 0;
+        for (uint32_t rank = 0; rank < shape->world_size; rank++) {
+            owners += kvp_shape_owns(shape, rank, part);
+        }
+        kvb_assert(owners == 1);
+    }
+}
+
 kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet, const struct kvb_link_hello *hello,
                              struct kvp_rank *rank, char *reason, size_t reason_cap,
                              struct kvp_instance **instance_p)
@@ -95,6 +124,13 @@ kvb_status_t kvp_fleet_hello(struct kvp_fleet *fleet, const struct kvb_link_hell
         return KVB_ERR_REFUSED;
     }
     kvb_status_t status = kvp_shape_make(hello, &on.instance.shape, reason, reason_cap);
+    if (status != KVB_OK) {
+        fuzz_told(reason);
+        return status;
+    }
+    judge_shape(hello);
+    status = kvp_shape_layout(hello, &on.instance.shape, on.instance.space.layout,
+                              sizeof on.instance.space.layout, reason, reason_cap);
     if (status != KVB_OK) {
         fuzz_told(reason);
         return status;
@@ -143,6 +179,141 @@ uint64_t kvp_instance_hold_id(const struct kvp_instance *instance)
 const struct kvp_shape *kvp_instance_shape(const struct kvp_instance *instance)
 {
     return &instance->shape;
+}
+
+/* ---- memory of a device ---- */
+
+static kvb_status_t open_device(void *ctx, const char *rank, uint64_t owner,
+                                struct kvt_device **device_p)
+{
+    (void)ctx, (void)rank, (void)owner;
+    kvb_assert(!on.has_device);
+    fake_device_init(&on.device, on.regions, &on.sim.sched, REGION_BYTES, 8192);
+    on.has_device = true;
+    *device_p = &on.device.base;
+    return KVB_OK;
+}
+
+static void on_pool_gone(void *arg, struct kvt_region *pool, kvb_status_t status)
+{
+    (void)arg;
+    kvb_assert(status == KVB_OK);
+    kvt_region_destroy(pool);
+    fake_device_free(&on.device);
+    on.has_device = false;
+    on.device_gone(on.device_arg);
+}
+
+static void close_device(struct kvt_device *device, void (*done)(void *arg), void *arg)
+{
+    kvb_assert(device == &on.device.base && kvb_list_empty(&on.device.jobs));
+    on.device_gone = done;
+    on.device_arg = arg;
+    kvt_region_unregister(device->pool, on.sim.now_ns, on.sim.now_ns + 1, on_pool_gone, NULL);
+}
+
+static const struct kvp_link_devices device_ops = {.open = open_device, .close = close_device};
+
+/* ---- what the instance does ---- */
+
+enum act {
+    ACT_DRAIN,
+    ACT_UNREGISTER,
+    ACT_REGISTER,
+    ACT_STAY,
+    ACT_LOOK,
+    ACT_HURRY,
+    ACT_STOP_DRAIN,
+    ACT_DISCONNECT,
+    ACT_DEVICE,
+    ACTS
+};
+
+static void on_act(void *arg, kvb_status_t status)
+{
+    enum act what = (enum act)(uintptr_t)arg;
+    kvb_assert(on.acting && on.acted < on.acts);
+    on.acted++;
+    on.acting = false;
+    if (what != ACT_DRAIN && status == KVB_OK) {
+        on.unregistered = what == ACT_UNREGISTER;
+    }
+}
+
+static void see_region(void *arg, const struct kvp_region_view *view)
+{
+    (void)arg;
+    kvb_assert(view->tag[0] != '\0' && view->state[0] != '\0' && view->kind[0] != '\0');
+}
+
+static void look(struct kvp_rank *rank)
+{
+    struct kvp_queue_view queues[KVP_QUEUE_KINDS];
+    struct kvt_device_info info;
+    uint64_t bytes = 0;
+    rank->ops->queues(rank->impl, queues);
+    (void)rank->ops->progress(rank->impl);
+    uint32_t n = rank->ops->registered(rank->impl, NULL, &bytes);
+    kvb_assert((n == 0) == (bytes == 0));
+    rank->ops->each_region(rank->impl, see_region, NULL);
+    (void)rank->ops->device(rank->impl, &info);
+    kvb_assert(strlen(rank->ops->cause(rank->impl)) < 1024);
+}
+
+/* One at a time, as a plan does it. */
+static void begin_act(struct kvp_rank *rank, enum act what, bool other)
+{
+    static const char tags[2][KVB_NAME_MAX] = {"kv_cache", "weights"};
+    void *arg = (void *)(uintptr_t)what;
+    uint64_t deadline_ns = sim_in_ms(&on.sim, 2000);
+    if (on.acting || (what == ACT_REGISTER && !on.unregistered)) {
+        return;
+    }
+    on.acts++;
+    on.acting = true;
+    if (what == ACT_DRAIN) {
+        rank->ops->drain(rank->impl, other, deadline_ns, on_act, arg);
+    } else if (what == ACT_UNREGISTER) {
+        rank->ops->unregister(rank->impl, tags, other ? 1 : 2, deadline_ns, on_act, arg);
+    } else {
+        rank->ops->register_(rank->impl, tags, other ? 1 : 2, on_act, arg);
+    }
+}
+
+static void act(enum act what, bool other)
+{
+    struct kvp_rank *rank = on.rank;
+    if (rank == NULL || what >= ACTS) {
+        return;
+    }
+    switch (what) {
+    case ACT_DRAIN:
+    case ACT_UNREGISTER:
+    case ACT_REGISTER:
+        begin_act(rank, what, other);
+        return;
+    case ACT_STAY:
+        on.stay.token.id.lo++;
+        on.stay.open = !other;
+        rank->ops->stay_changed(rank->impl);
+        return;
+    case ACT_LOOK:
+        look(rank);
+        return;
+    case ACT_HURRY:
+        rank->ops->hurry_pauses(rank->impl, sim_in_ms(&on.sim, 100));
+        return;
+    case ACT_STOP_DRAIN:
+        rank->ops->drain_stop(rank->impl);
+        return;
+    case ACT_DISCONNECT:
+        rank->ops->disconnect(rank->impl, "told to");
+        return;
+    default:
+        if (on.has_device) {
+            on.device.fail[other ? FAKE_DROP : FAKE_IMPORT] = KVB_ERR_UNAVAILABLE;
+        }
+    }
 }
 
 /* ---- the store ---- */
@@ -290,7 +461,10 @@ static void say_all(const uint8_t *data, size_t size, size_t step)
         if ((how & 4) != 0) {
             end_batches();
         }
-        if ((how & 16) != 0) {
+        if (data[0] >= 0xf0) {
+            act((enum act)(data[0] - 0xf0), (how & 1) != 0);
+            turn();
+        } else if ((how & 16) != 0) {
             on.raw = true;
             say(data + 5, len, step, fd);
         } else {
@@ -339,6 +513,7 @@ static void start(char path[96])
         .running_max = 2,
         .transfer_ms = 60000,
         .abort_ms = 200,
+        .devices = &device_ops,
     };
     status = kvp_link_create(&config, &on.link);
     kvb_assert(status == KVB_OK);
@@ -372,7 +547,12 @@ static void stop(const char *path)
     turn();
     end_batches();
     turn();
-    kvb_assert(stopped && on.rank == NULL && on.called == on.calls);
+    for (int i = 0; i < 8 && !stopped; i++) { /* what a device is asked takes turns */
+        sim_advance(&on.sim, 1000);
+        turn();
+    }
+    kvb_assert(stopped && on.rank == NULL && on.called == on.calls && on.acted == on.acts);
+    kvb_assert(!on.has_device);
     kvp_link_destroy(on.link);
     (void)close(on.fd);
     kvt_regions_destroy(on.regions);

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void write_seed(const char *folder, const char *target, int number, const uint8_t *data,
                        size_t len)
@@ -128,6 +129,93 @@ static const struct {
     {KVB_LINK_EVENT, 34, LINK_discard},
 };
 
+/* Memory of both kinds is handed over, and the instance sleeps and wakes: rows of records, of which
+ * those of the engine hand over region `region` in its hand-over `generation`. */
+struct sleep_step {
+    uint8_t type, how; /* 240 and more: what the instance does, see fuzz_session.c */
+    uint32_t region;
+    uint64_t generation;
+    bool device;
+};
+
+static void write_sleep(const char *folder, int number, const struct sleep_step *rows, size_t n)
+{
+    struct kvb_writer out;
+    kvb_writer_init(&out, 16384);
+    kvb_put_u8(&out, 1);
+    for (size_t i = 0; i < n; i++) {
+        struct kvb_writer payload;
+        kvb_writer_init(&payload, 4096);
+        struct kvb_link_region region = {.region = rows[i].region,
+                                         .kind = rows[i].device ? KVB_MEMORY_CUDA : KVB_MEMORY_HOST,
+                                         .len = 4096,
+                                         .generation = rows[i].generation};
+        if (region.region > 0) {
+            region.fd_offset = (uint64_t)4096 * (region.region - 1);
+            strcpy(region.tag, region.region == 2 ? "weights" : "kv_cache");
+            kvb_link_region_pack(&payload, &region);
+        }
+        put_step(&out, rows[i].type, rows[i].how, (uint8_t)(i + 2), &payload);
+        kvb_writer_cleanup(&payload);
+    }
+    write_seed(folder, "fuzz_session", number, out.data, out.len);
+    kvb_writer_cleanup(&out);
+}
+
+static void write_sleeps(const char *folder)
+{
+    enum { DRAIN = 240, UNREGISTER, REGISTER, STAY, LOOK, HURRY, STOP_DRAIN, DISCONNECT, DEVICE };
+    const uint8_t hand = KVB_LINK_REGISTER_REGION;
+    const struct sleep_step plain[] = {
+        {hand, 2, 1, 1, false},       {hand, 2, 2, 1, false},      {DRAIN, 0, 0, 0, false},
+        {UNREGISTER, 8, 0, 0, false}, {LOOK, 0, 0, 0, false},      {hand, 2, 1, 2, false},
+        {hand, 2, 2, 2, false},       {REGISTER, 0, 0, 0, false},  {LOOK, 0, 0, 0, false},
+        {STAY, 0, 0, 0, false},       {DISCONNECT, 0, 0, 0, false}};
+    const struct sleep_step device[] = {
+        {hand, 2, 3, 1, true},        {hand, 2, 1, 1, false},     {LOOK, 0, 0, 0, false},
+        {UNREGISTER, 8, 0, 0, false}, {hand, 2, 3, 2, true},      {REGISTER, 8, 0, 0, false},
+        {hand, 2, 1, 2, false},       {REGISTER, 8, 0, 0, false}, {LOOK, 0, 0, 0, false}};
+    const struct sleep_step broken[] = {
+        {hand, 2, 3, 1, true},   {DEVICE, 1, 0, 0, false},     {UNREGISTER, 8, 0, 0, false},
+        {LOOK, 0, 0, 0, false},  {UNREGISTER, 8, 0, 0, false}, {DEVICE, 0, 0, 0, false},
+        {hand, 2, 3, 2, true},   {REGISTER, 8, 0, 0, false},   {HURRY, 0, 0, 0, false},
+        {DRAIN, 1, 0, 0, false}, {STOP_DRAIN, 0, 0, 0, false}};
+    write_sleep(folder, 20, plain, sizeof plain / sizeof plain[0]);
+    write_sleep(folder, 21, device, sizeof device / sizeof device[0]);
+    write_sleep(folder, 22, broken, sizeof broken / sizeof broken[0]);
+}
+
+/* Engines that are split, whose daemon makes a layout of it. */
+static void write_splits(const char *folder)
+{
+    static const struct kvb_link_hello hellos[] = {
+        {.world_size = 8, .tp_size = 2, .store_tp_size = 4, .layout = "m"},
+        {.world_size = 4, .tp_size = 2, .layout = "m"},
+        {.world_size = 4, .tp_size = 3, .layout = "m"},
+        {.world_size = 2, .store_tp_size = 3, .layout = "m"},
+        {.world_size = 1024, .tp_size = 1, .store_tp_size = 2, .layout = "m"},
+        {.world_size = 1, .layout = "m@split(tp=2)"},
+    };
+    for (size_t i = 0; i < sizeof hellos / sizeof hellos[0]; i++) {
+        struct kvb_link_hello hello = hellos[i];
+        struct kvb_writer out, payload;
+        kvb_writer_init(&out, 16384);
+        kvb_writer_init(&payload, 16384);
+        hello.version = KVB_LINK_VERSION;
+        hello.roles = KVB_ROLE_SCHEDULER | KVB_ROLE_WORKER;
+        hello.local_world_size = hello.world_size;
+        hello.block_tokens = 16;
+        strcpy(hello.instance, "e");
+        strcpy(hello.tenant, "t");
+        kvb_link_hello_pack(&payload, &hello);
+        kvb_put_u8(&out, 0);
+        put_step(&out, KVB_LINK_HELLO, 0, 1, &payload);
+        write_seed(folder, "fuzz_session", 30 + (int)i, out.data, out.len);
+        kvb_writer_cleanup(&payload);
+        kvb_writer_cleanup(&out);
+    }
+}
+
 /* Of fuzz_rdma: how many messages of which side go through untouched, and what is put over those
  * that follow. */
 static void write_rdma(const char *folder)
@@ -200,6 +288,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         write_session(argv[1], (int)i, steps[i].type, steps[i].how, steps[i].codec);
     }
+    write_sleeps(argv[1]);
+    write_splits(argv[1]);
     write_rdma(argv[1]);
     return 0;
 }
