@@ -259,7 +259,10 @@ SONAME = "libkvplane.so.0"
 
 def library(path: str | None = None) -> ctypes.CDLL:
     """libkvplane: `path`, else $KVPLANE_LIBRARY, else the system's. Raises OSError where it is not."""
-    loaded = ctypes.CDLL(path or os.environ.get("KVPLANE_LIBRARY") or SONAME)
+    try:
+        loaded = ctypes.CDLL(path or os.environ.get("KVPLANE_LIBRARY") or SONAME)
+    except OSError as error:
+        raise OSError(f"{error}: libkvplane comes with kvplane (cmake --install); $KVPLANE_LIBRARY names it where it lies elsewhere") from None
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
