@@ -28,6 +28,7 @@ struct kvp_board {
     uint32_t nthreads;             /* the same */
     const struct kvb_clock *clock; /* immutable */
     uint64_t heartbeat_ns;         /* immutable */
+    bool as_one;                   /* immutable */
     _Atomic(uint64_t) beat_ns;     /* relaxed: only its age is looked at */
     atomic_bool stopping;
     struct kvb_mutex lock;
@@ -78,6 +79,7 @@ kvb_status_t kvp_board_create(const struct kvp_board_config *config, struct kvp_
     }
     board->clock = config->clock;
     board->heartbeat_ns = config->heartbeat_ms * KVB_NS_PER_MS;
+    board->as_one = config->as_one;
     board->cap = config->ninstances > 4 ? config->ninstances : 4;
     board->entries = calloc(board->cap, sizeof *board->entries);
     if (board->entries == NULL) {
@@ -277,22 +279,29 @@ kvb_status_t kvp_board_view(struct kvp_board *board, const char *name, struct kv
     uint32_t published = 0;
     struct kvp_view view;
     bool any = name == NULL || name[0] == '\0';
+    bool paused = false;
+    bool sleeping = false;
 
     kvb_mutex_lock(&board->lock);
     for (uint32_t i = 0; i < board->n; i++) {
         const struct entry *entry = &board->entries[i];
         if (any ? entry->published : strcmp(entry->view.instance, name) == 0) {
-            found = entry;
+            /* Of all, one that is gone says so: nobody knows what it is in. */
+            found = found == NULL || found->view.attached ? entry : found;
             append_name(names, entry->view.instance);
             published += entry->published;
+            paused |= entry->view.is_paused;
+            sleeping |= entry->view.is_sleeping;
         }
     }
     if (found != NULL) {
         view = found->view;
+        view.is_paused = paused;
+        view.is_sleeping = sleeping;
     }
     kvb_mutex_unlock(&board->lock);
 
-    if (any && published > 1) {
+    if (any && published > 1 && !board->as_one) {
         snprintf(message, KVP_BOARD_REASON_MAX, "say which by ?instance=NAME: %.300s", names);
         return KVB_ERR_INVALID;
     }

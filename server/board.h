@@ -19,6 +19,7 @@ struct kvp_board_config {
     const char *const *instances; /* configured ones, expected to attach; copied */
     uint32_t ninstances;
     uint64_t heartbeat_ms; /* the loop hangs if it has not turned for so long */
+    bool as_one; /* who names no instance means all of them (kvp_control_config.verbs_for_all) */
 };
 
 KVB_MUST_USE kvb_status_t kvp_board_create(const struct kvp_board_config *config,
@@ -57,8 +58,9 @@ bool kvp_board_ask(struct kvp_board *board, enum kvp_board_question question,
                    kvp_board_reason_fn reason, void *arg);
 
 /*
- * The view of one instance; name NULL or "": the only one. Errors, with message
- * (KVP_BOARD_REASON_MAX bytes): INVALID there are several, which it names; NOT_FOUND none of that
+ * The view of one instance; name NULL or "": the only one, or, as_one, the first, paused and asleep
+ * if any of them is. Errors, with message (KVP_BOARD_REASON_MAX bytes): INVALID there are several,
+ * which it names; NOT_FOUND none of that
  * name; UNAVAILABLE none has attached yet, or it is gone.
  */
 KVB_MUST_USE kvb_status_t kvp_board_view(struct kvp_board *board, const char *name,

@@ -356,6 +356,12 @@ static kvb_status_t watch_threads(struct kvp_daemon *daemon)
     return status;
 }
 
+static bool verbs_for_all(const struct kvp_config *config)
+{
+    return strcmp(config->fleet_verbs, "all") == 0 ||
+           (strcmp(config->fleet_verbs, "auto") == 0 && config->nengines > 0);
+}
+
 static kvb_status_t create_board(struct kvp_daemon *daemon)
 {
     char names[INSTANCES_MAX][KVB_NAME_MAX];
@@ -375,7 +381,8 @@ static kvb_status_t create_board(struct kvp_daemon *daemon)
     const struct kvp_board_config board = {.clock = &kvb_clock_real,
                                            .instances = pointers,
                                            .ninstances = n,
-                                           .heartbeat_ms = HEARTBEAT_MS};
+                                           .heartbeat_ms = HEARTBEAT_MS,
+                                           .as_one = verbs_for_all(daemon->config)};
     return kvp_board_create(&board, &daemon->board);
 }
 
@@ -477,12 +484,6 @@ static kvb_status_t create_driver(struct kvp_daemon *daemon)
         .relay_ms = config->engine_relay_bound,
     };
     return kvp_driver_create(&driver, &daemon->driver);
-}
-
-static bool verbs_for_all(const struct kvp_config *config)
-{
-    return strcmp(config->fleet_verbs, "all") == 0 ||
-           (strcmp(config->fleet_verbs, "auto") == 0 && config->nengines > 0);
 }
 
 static kvb_status_t create_control(struct kvp_daemon *daemon)

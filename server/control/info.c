@@ -140,18 +140,42 @@ static json_t *generated_json(bool generated)
     return json_pack("{s:s, s:b, s:b}", "status", "ok", "success", 1, "generated", generated);
 }
 
+struct worst {
+    struct kvp_view *view;
+    bool first;
+};
+
+/* Of a fleet that is spoken to as one: who is not there, else who can be asked, else any. */
+static void keep_worst(void *arg, const struct kvp_view *view)
+{
+    struct worst *worst = arg;
+    bool gone = !worst->first && (!worst->view->attached || worst->view->degraded);
+
+    if (worst->first || !view->attached || view->degraded || (!gone && view->ready)) {
+        *worst->view = *view;
+        worst->first = false;
+    }
+}
+
 /* Probes of Kubernetes ask it too, and one that fails ends the pod: an engine that is stopped or
  * asleep, as it was told, is well. */
 void kvp_read_health_generate(struct kvp_control *control, struct kvp_request *request)
 {
     struct kvp_view view;
+    struct worst worst = {.view = &view, .first = true};
 
     if (kvp_fleet_count(control->config.fleet) == 0) {
         kvp_control_reply_error(control, request, KVB_ERR_UNAVAILABLE, NULL,
                                 "no engine has attached yet");
+        return;
+    }
+    if (kvp_means_all(control, request)) {
+        kvp_fleet_each(control->config.fleet, keep_worst, &worst);
+        snprintf(request->instance, sizeof request->instance, "%s", view.instance);
     } else if (!kvp_find_instance(control, request, &view)) {
         return;
-    } else if (!view.attached || view.degraded) {
+    }
+    if (!view.attached || view.degraded) {
         kvp_control_reply_error(control, request, KVB_ERR_UNAVAILABLE, NULL,
                                 view.degraded ? "the engine is degraded"
                                               : "not all ranks of the engine are attached");

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import unittest
 
+import fake_servers
 import harness
 from recorded import REPLAY, passes, raw, requests, send
 
@@ -51,6 +52,45 @@ class Trainers(harness.Case):
             send(self.served.port, raw(defaults, request, self.served.port), early=True)
             self.assertEqual(self.served.get("/health")[0], 200)
         self.expect_serving()
+
+
+@unittest.skipUnless(REPLAY.exists(), f"the recorded requests are not here ({REPLAY})")
+class Driven(harness.Case):
+    """The same, where engines are servers that know nothing of kvplane, behind the one URL."""
+
+    @classmethod
+    def setUpClass(cls):
+        """Who speaks to which kind of server; those that have one of their own speak as to vLLM."""
+        _, all_requests = requests()
+        cls.sglang = sorted({request["fw"] for request in all_requests if request["native"] == "sglang"})
+        cls.vllm = sorted({request["fw"] for request in all_requests} - set(cls.sglang))
+
+    def passes(self, clients, *servers):
+        for server in servers:
+            self.addCleanup(server.close)
+        kind = "vllm" if clients == self.vllm else "sglang"
+        daemon = self.daemon("--engine", ",".join(f"{kind}={server.url}" for server in servers))
+        harness.until("they are there", lambda: daemon.get("/health")[0] == 200)
+        run = subprocess.run([sys.executable, str(REPLAY), f"127.0.0.1:{daemon.tapped()[1]}", *clients],
+                             capture_output=True, text=True, timeout=1200, check=False)
+        self.assertEqual(run.returncode, 0, run.stdout)
+        self.assertNotIn("\n0 passed", "\n" + run.stdout)
+        for path in ("/wake_up", "/resume"):
+            daemon.ok(path)
+        for server in servers:
+            self.assertEqual((server.paused, server.asleep, server.unsafe), (False, {}, []))
+
+    def test_every_request_of_every_client_of_vllm_passes(self):
+        self.passes(self.vllm, fake_servers.Vllm())
+
+    def test_every_request_of_every_client_of_vllm_passes_with_a_fleet(self):
+        self.passes(self.vllm, fake_servers.Vllm(name="v0"), fake_servers.Vllm(name="v1"))
+
+    def test_every_request_of_every_client_of_sglang_passes(self):
+        self.passes(self.sglang, fake_servers.Sglang())
+
+    def test_every_request_of_every_client_of_sglang_passes_with_a_fleet(self):
+        self.passes(self.sglang, fake_servers.Sglang(name="s0"), fake_servers.Sglang(name="s1"))
 
 
 if __name__ == "__main__":

@@ -195,6 +195,30 @@ Test(board, a_view_is_found_by_name_or_because_it_is_the_only_one)
     cr_expect_eq(kvp_board_view(board, "b", &view, message), KVB_ERR_UNAVAILABLE);
 }
 
+Test(board, where_all_are_meant_one_that_sleeps_or_is_gone_speaks_for_them)
+{
+    const struct kvp_board_config config = {
+        .clock = &clock_by_hand, .heartbeat_ms = 1000, .as_one = true};
+    struct kvp_view view = {.instance = "b", .ever_attached = true, .attached = true};
+
+    cr_assert_eq(kvp_board_create(&config, &board), KVB_OK);
+    publish("a", true, true, true);
+    kvp_board_publish(board, &view);
+    publish("c", true, true, true);
+    cr_expect_eq(kvp_board_view(board, "", &view, message), KVB_OK);
+    cr_expect(!view.is_sleeping && !view.is_paused);
+    view = (struct kvp_view){.instance = "b", .ever_attached = true, .attached = true};
+    view.is_sleeping = view.is_paused = true;
+    kvp_board_publish(board, &view);
+    cr_expect_eq(kvp_board_view(board, NULL, &view, message), KVB_OK);
+    cr_expect(view.is_sleeping && view.is_paused);
+    cr_expect_eq(kvp_board_view(board, "c", &view, message), KVB_OK);
+    cr_expect(!view.is_sleeping && !view.is_paused, "by its name it is itself");
+    publish("b", true, false, false);
+    cr_expect_eq(kvp_board_view(board, "", &view, message), KVB_ERR_UNAVAILABLE);
+    cr_expect(strncmp(message, "b: ", 3) == 0, "%s", message);
+}
+
 Test(board, many_instances_are_remembered)
 {
     char name[KVB_NAME_MAX];
