@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the README shows is what a user sees: its session, its trainer's loop, its tables."""
+import contextlib
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,8 +17,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHOWN = "localhost:8100"  # the address the README uses
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+def chapter(title):
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def blocks(language, text=README):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
 
 def commands(block):
@@ -35,6 +41,14 @@ def matches(shown, seen):
     return re.fullmatch(".*?".join(map(re.escape, shown.split("…"))), seen, re.S) is not None
 
 
+def alive(group):
+    try:
+        os.killpg(group, 0)
+        return True
+    except ProcessLookupError:
+        return False
+
+
 class Readme(harness.Case):
     def setUp(self):
         super().setUp()
@@ -43,7 +57,7 @@ class Readme(harness.Case):
         self.address = self.plane.tap().removeprefix("http://")
 
     def test_the_session_prints_what_is_shown(self):
-        session, = blocks("console")
+        session, = blocks("console", chapter("A session"))
         self.assertGreater(len(commands(session)), 8)
         for command, shown in commands(session):
             run = subprocess.run(["bash", "-c", command.replace(SHOWN, self.address)],
@@ -53,7 +67,8 @@ class Readme(harness.Case):
                             f"{command}\nREADME: {shown}\nseen:   {run.stdout}")
 
     def test_the_trainers_loop_runs(self):
-        loop, client = blocks("python")
+        loop, = blocks("python", chapter("A trainer's step"))
+        client, = blocks("python", chapter("The command line"))
         self.assertLessEqual(len(loop.splitlines()), 20)
         run = subprocess.run([sys.executable, "-c", loop.replace("127.0.0.1:8100", self.address)],
                              capture_output=True, text=True, timeout=600, check=False)
@@ -84,7 +99,7 @@ class MoreThanOneMachine(harness.Case):
 
     @staticmethod
     def chapter():
-        return README.split("## More than one machine")[1].split("\n## ")[0]
+        return chapter("More than one machine")
 
     def elsewhere(self, text):
         text = re.sub(r"\$\(\((12\d\d\d) \+ i\)\)", lambda m: "${P%s[i]}" % m[1], text)
@@ -112,15 +127,83 @@ class MoreThanOneMachine(harness.Case):
             harness.until("what the README shows", lambda: matches(output, run().strip()))
         finally:
             os.killpg(shell.pid, signal.SIGTERM)  # the group of what was started here
-            harness.until("all of it has ended", lambda: not self.alive(shell.pid))
+            harness.until("all of it has ended", lambda: not alive(shell.pid))
 
-    @staticmethod
-    def alive(group):
-        try:
-            os.killpg(group, 0)
-            return True
-        except ProcessLookupError:
-            return False
+
+class Shell(harness.Case):
+    """A chapter's commands as they stand, in a folder of their own: what is started lies on $PATH as what stands in for it."""
+    PORTS = r"\b(?:8[012]\d\d|30\d\d\d)\b"
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(self.directory, "bin")
+        self.work = os.path.join(self.directory, "work")
+        os.mkdir(self.path)
+        os.mkdir(self.work)
+        os.symlink(os.path.abspath(harness.PROGRAM), f"{self.path}/kvplane")
+        self.modules = ""  # more of Python
+        self.shells = []
+
+    def stand_in(self, name, *command):
+        """A program of that name, which is this command."""
+        at = os.path.join(self.path, name)
+        with open(at, "w", encoding="utf-8") as script:
+            script.write(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        os.chmod(at, 0o755)
+
+    def follow(self, title):
+        """Does what the chapter says and sees what it shows."""
+        text = chapter(title)
+        names = sorted(set(re.findall(self.PORTS, text)))
+        ports = dict(zip(names, map(str, harness.free_ports(len(names)))))
+        text = re.sub(self.PORTS, lambda port: ports[port[0]], text)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
+        environment.update(PATH=f"{self.path}:{environment['PATH']}", PYTHONPATH=os.path.join(harness.ROOT, "api", "python") + ":" + self.modules)
+        for language, block in re.findall(r"^```(sh|console|python)\n(.*?)^```$", text, re.M | re.S):
+            if language == "sh":
+                shell = subprocess.Popen(["bash", "-ec", block], cwd=self.work, env=environment, start_new_session=True)
+                self.shells.append(shell.pid)
+                self.assertEqual(shell.wait(harness.DEADLINE_S), 0, block)
+            elif language == "python":
+                run = subprocess.run([sys.executable, "-c", block], cwd=self.work, env=environment, capture_output=True, text=True,
+                                     timeout=harness.DEADLINE_S, check=False)
+                self.assertEqual(run.returncode, 0, run.stderr)
+            else:
+                for command, shown in commands(block):
+                    run = subprocess.run(["bash", "-c", command], cwd=self.work, env=environment, capture_output=True, text=True,
+                                         timeout=harness.DEADLINE_S, check=True)
+                    self.assertTrue(matches(shown.strip(), run.stdout.strip()), f"{command}\nREADME: {shown}\nseen:   {run.stdout}")
+
+    def tearDown(self):
+        for shell in reversed(self.shells):  # the groups of what was started here
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell, signal.SIGTERM)
+        for shell in self.shells:
+            harness.until("all of it has ended", lambda pid=shell: not alive(pid))
+        super().tearDown()
+
+
+class Engines(Shell):
+    """The chapters of engines that know nothing of kvplane, with servers that stand in for theirs."""
+
+    def setUp(self):
+        super().setUp()
+        here = os.path.join(harness.ROOT, "tests", "integration")
+        self.stand_in("vllm", sys.executable, os.path.join(here, "stand_in.py"), "vllm")
+        module = os.path.join(self.directory, "modules", "sglang")
+        os.makedirs(module)
+        with open(os.path.join(module, "launch_server.py"), "w", encoding="utf-8") as file:
+            file.write(f"import sys\nsys.path.insert(0, {here!r})\nimport stand_in\nstand_in.main('sglang', sys.argv[1:])\n")
+        self.modules = os.path.dirname(module)
+
+    def test_with_vllm(self):
+        self.follow("With vLLM")
+
+    def test_with_sglang(self):
+        self.follow("With SGLang")
+
+    def test_a_fleet(self):
+        self.follow("A fleet")
 
 
 class Tables(unittest.TestCase):
