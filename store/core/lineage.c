@@ -120,8 +120,7 @@ uint32_t kvs_scope_get(struct kvs_core *core, const struct kvs_core_where *where
     if (handle != 0) {
         return handle;
     }
-    const struct tenant *t = kvs_tenant_get(core, where->tenant);
-    handle = t == NULL ? 0 : kvs_arena_alloc(&core->arena, sizeof(struct scope));
+    handle = kvs_arena_alloc(&core->arena, sizeof(struct scope));
     if (handle == 0) {
         return 0;
     }
@@ -129,7 +128,7 @@ uint32_t kvs_scope_get(struct kvs_core *core, const struct kvs_core_where *where
         .space = where->space,
         .tenant = where->tenant,
         .lineage = where->lineage,
-        .epoch = t->epoch,
+        .epoch = tenant_at(core, where->tenant)->epoch,
     };
     kvs_table_insert(&core->scopes, handle, kvs_hash_lineage(core->seed, where->lineage));
     scope_list_add(core, handle);

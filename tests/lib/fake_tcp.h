@@ -362,9 +362,11 @@ static inline void fake_body_ends_(struct fake_exchange *exchange)
     bool abandoned = exchange->transfer == NULL || exchange->stopped != KVB_OK;
     uint64_t checksum = fake_end_body_(exchange);
     if (exchange->stage == FAKE_RECEIVING) {
-        kvb_status_t status = exchange->no_memory ? KVB_ERR_NO_MEMORY
-                              : abandoned         ? KVB_ERR_CANCELED
-                                                  : KVB_OK;
+        kvb_status_t status = exchange->no_memory    ? KVB_ERR_NO_MEMORY
+                              : abandoned            ? KVB_ERR_CANCELED
+                              : fake_tcp.corrupt > 0 ? KVB_ERR_CHECKSUM
+                                                     : KVB_OK;
+        fake_tcp.corrupt -= status == KVB_ERR_CHECKSUM;
         exchange->stage = FAKE_SERVING;
         server->ops->received(server->ctx, &exchange->request, status, checksum);
         return;

@@ -371,6 +371,23 @@ static uint32_t items_of(struct world *world, uint32_t node)
     return items;
 }
 
+Test(members, there_is_a_limit_and_who_is_beyond_it_is_told)
+{
+    struct world world;
+    char name[16];
+    uint32_t n = 0;
+    kvb_status_t status;
+    world_open(&world, 0);
+    fake_node_init(&world.nodes[0], &world.sim);
+    do {
+        (void)snprintf(name, sizeof name, "node-%u", n++);
+        status = kvs_client_add_node(world.client, name, &world.nodes[0].base, 1);
+    } while (status == KVB_OK && n < 5000);
+    cr_assert_eq(status, KVB_ERR_LIMIT);
+    cr_assert_geq(n, 1000);
+    world_close(&world);
+}
+
 Test(members, a_removed_node_gets_nothing_and_is_given_back_when_its_last_call_ended)
 {
     struct world world;

@@ -104,6 +104,7 @@ Test(core, bad_arguments_are_refused_and_change_nothing)
     key.block.len = 0;
     is(shard_reserve_key(&s, key, 10), KVB_ERR_INVALID);
     cr_assert_eq(shard_ask_key(&s, key, (struct kvs_core_holder){0}).status, KVB_ERR_INVALID);
+    is(kvs_core_pin(s.core, 0, &s.where, &key, KVS_PIN_HARD), KVB_ERR_INVALID);
     key.block.len = KVS_CORE_KEY_MAX + 1;
     is(shard_reserve_key(&s, key, 10), KVB_ERR_INVALID);
     is(shard_reserve(&s, "a", 0, 0), KVB_ERR_INVALID);
@@ -891,6 +892,58 @@ Test(core, a_put_that_must_evict_very_many_comes_again_and_gets_there)
     is(status, KVB_OK);
     cr_assert(again >= 4 && again < 64, "again %u times", again);
     shard_cleanup(&s);
+}
+
+/* As often as it is asked to come again, it got a step further. */
+static uint32_t come_again(struct shard *s, uint64_t len)
+{
+    uint32_t again = 0;
+    kvb_status_t status;
+    while ((status = shard_reserve(s, "b", 0, len)) == KVB_ERR_AGAIN) {
+        valid(s);
+        cr_assert_lt(++again, 64);
+    }
+    is(status, KVB_OK);
+    return again;
+}
+
+Test(core, so_does_one_that_must_reclaim_very_many_or_whose_quota_is_full_of_them)
+{
+    for (int cleared = 0; cleared < 2; cleared++) {
+        struct shard s;
+        shard_init(&s, 64);
+        is(kvs_core_set_quota(s.core, 0, cleared ? UINT64_MAX : 10 * PAGE), KVB_OK);
+        for (uint64_t i = 0; i < 10 * 1024; i++) {
+            is(shard_put(&s, "a", i, 64), KVB_OK);
+        }
+        if (cleared) {
+            kvs_core_clear(s.core);
+        }
+        cr_assert_geq(come_again(&s, (cleared ? 64 : 10) * PAGE), 1);
+        cr_assert_eq(shard_stats(&s).evicted, cleared ? 0 : 10 * 1024);
+        shard_cleanup(&s);
+    }
+}
+
+Test(core, what_only_tickets_that_are_over_keep_is_room_as_soon_as_they_are_looked_through)
+{
+    for (int quota = 0; quota < 2; quota++) {
+        struct shard s;
+        shard_init(&s, 64);
+        is(kvs_core_set_quota(s.core, 0, quota ? 32 * PAGE : UINT64_MAX), KVB_OK);
+        is(shard_put(&s, "a", 0, (quota ? 32 : 64) * PAGE), KVB_OK);
+        for (int i = 0; i < 3000; i++) {
+            is(shard_find(&s, "a", 0), KVB_OK);
+        }
+        is(shard_reserve(&s, "b", 0, PAGE), quota ? KVB_ERR_QUOTA : KVB_ERR_NO_SPACE);
+        s.sim.now_ns += s.ttl_ns;
+        if (quota) { /* whoever holds what: it never will be */
+            is(shard_reserve(&s, "b", 0, 33 * PAGE), KVB_ERR_QUOTA);
+        }
+        cr_assert_geq(come_again(&s, PAGE), 1);
+        cr_assert(!shard_has(&s, "a", 0));
+        shard_cleanup(&s);
+    }
 }
 
 Test(core, records_are_bounded_and_full_is_like_no_space)

@@ -3,6 +3,7 @@
  * The steps of a put and a get, taken apart: the transport waits for the test, so anything can
  * happen between reserve, write and commit, and between find, read and release.
  */
+#include "share/share_impl.h"
 #include "test_store.h"
 
 #include "base/faults.h"
@@ -487,6 +488,43 @@ Test(node_steps, a_quota_is_split_over_the_shards)
     cr_assert_eq(kvs_share_set_quota(store.share, "t", UINT64_MAX), KVB_OK);
     kvs_share_tenant_stats(store.share, "t", &stats);
     cr_assert_eq(stats.quota_bytes, UINT64_MAX);
+    test_store_close(&store);
+}
+
+/* ---- room ---- */
+
+/* So full of small objects that room for a large one is not made in one step. */
+Test(node_steps, room_is_made_in_steps_with_other_calls_in_between)
+{
+    struct test_store store;
+    struct test_job big, small;
+    open_store(&store);
+    struct kvs_shard *shard = &store.share->shards[0];
+    struct kvs_core_where where = {.tenant = 1, .space = 1, .lineage = {{7, 7}}};
+    kvb_mutex_lock(&shard->lock);
+    for (uint64_t i = 0; i < 16384; i++) {
+        struct kvs_core_key key = {.block = {(const uint8_t *)&i, sizeof i}};
+        struct kvs_core_put put = {
+            .len = 256, .session = KVS_LOCAL_SESSION, .deadline_ns = KVB_NEVER};
+        struct kvs_attempt attempt;
+        struct kvs_extents extents;
+        kvs_extents_init(&extents);
+        cr_assert_eq(kvs_core_reserve(shard->core, 0, &where, &key, &put, &attempt, &extents),
+                     KVB_OK);
+        cr_assert_eq(kvs_core_commit(shard->core, 0, attempt, KVS_LOCAL_SESSION, 0), KVB_OK);
+        kvs_extents_cleanup(&extents);
+    }
+    kvb_mutex_unlock(&shard->lock);
+    begin(&big, &store, KVS_PUT, "big", 0, MIB(4));
+    (void)sim_turn(&store.sim);
+    cr_assert_null(fake_oldest(store.fake), "room is being made");
+    cr_assert_eq(test_stats(&store).core.attempts, 0);
+    begin(&small, &store, KVS_EXISTS, "none", 0, 1);
+    cr_assert(sim_run_until_true(&store.sim, &small.done, 1000));
+    cr_assert_not(big.done);
+    cr_assert_eq(small.items[0].status, KVB_ERR_NOT_FOUND);
+    cr_assert_eq(finish(&big, &store), KVB_OK);
+    assert_at_rest(&store, MIB(4));
     test_store_close(&store);
 }
 

@@ -683,6 +683,25 @@ Test(remote, a_lookup_stopped_half_way_answers_every_key_once)
     }
 }
 
+Test(remote, an_answer_for_other_keys_than_were_asked_about_is_none)
+{
+    static const uint8_t said[64];
+    static const uint32_t lens[] = {0, 1, 63};
+    for (int i = 0; i < 3; i++) {
+        struct test_store store;
+        test_store_open(&store, &config, false);
+        cr_assert_eq(test_put(&store, "k", 1, 100, 1), KVB_OK);
+        fake_tcp.lie = said;
+        fake_tcp.lie_len = lens[i];
+        fake_tcp.lie_type = KVS_ASK_EXISTS;
+        fake_tcp.lies = 1;
+        cr_expect_eq(test_exists(&store, "k", 1), KVB_ERR_PROTOCOL);
+        cr_assert_eq(fake_tcp.lies, 0);
+        cr_assert_eq(test_exists(&store, "k", 1), KVB_OK);
+        test_store_close(&store);
+    }
+}
+
 Test(remote, of_two_puts_of_one_key_the_second_is_not_asked_before_the_first_has_its_answer)
 {
     struct test_store store;
@@ -887,7 +906,14 @@ Test(remote, its_tenants_are_listed_however_many)
         cr_assert_eq(listed.status, KVB_OK);
         cr_assert_eq(listed.n, counts[c]);
         cr_assert_eq(listed.objects, counts[c]);
+        listed.done = false;
+        fake_tcp.held[FAKE_ASKED] = true;
+        cr_assert_eq(kvs_remote_tenants(store.node, sim_in_ms(&store.sim, 1000), &listed.ask),
+                     KVB_OK);
         kill_node(&store);
+        cr_assert(sim_run_until_true(&store.sim, &listed.done, 1000));
+        cr_assert_eq(listed.status, KVB_ERR_UNAVAILABLE);
+        fake_tcp.held[FAKE_ASKED] = false;
         sim_settle(&store.sim);
         listed.done = false;
         cr_assert_eq(kvs_remote_tenants(store.node, sim_in_ms(&store.sim, 1000), &listed.ask),
@@ -1013,7 +1039,13 @@ Test(remote, its_objects_are_listed_part_by_part)
         cr_expect_eq(objects.list.place.shard, lies[i].status == KVB_OK ? 9 : 1);
         kvb_writer_cleanup(&page);
     }
+    fake_tcp.held[FAKE_ASKED] = true;
+    objects.done = false;
+    cr_assert_eq(kvs_remote_list(store.node, sim_in_ms(&store.sim, 1000), &objects.ask), KVB_OK);
     kill_node(&store);
+    cr_assert(sim_run_until_true(&store.sim, &objects.done, 2000));
+    cr_expect_eq(objects.status, KVB_ERR_UNAVAILABLE);
+    fake_tcp.held[FAKE_ASKED] = false;
     sim_settle(&store.sim);
     cr_expect_eq(list_objects(&store, &objects), KVB_ERR_UNAVAILABLE);
     start_node(&store, 3);

@@ -316,6 +316,41 @@ Test(service, bytes_that_went_wrong_on_the_way_are_a_miss_and_the_object_stays)
     test_store_close(&store);
 }
 
+Test(service, bytes_of_a_put_that_went_wrong_on_the_way_are_not_kept)
+{
+    struct test_store store;
+    open_store(&store);
+    fake_tcp.corrupt = 1;
+    cr_assert_eq(test_put(&store, "k", 1, KIB(700), 1), KVB_ERR_CHECKSUM);
+    sim_settle(&store.sim);
+    assert_at_rest(&store, 0);
+    cr_assert_eq(test_stats(&store).scrubs, 0, "there is nothing to look at");
+    cr_assert_eq(test_put(&store, "k", 1, KIB(700), 1), KVB_OK);
+    cr_assert_eq(test_get(&store, "k", 1, KIB(700), 1), KVB_OK);
+    test_store_close(&store);
+}
+
+Test(service, an_object_that_is_gone_when_it_is_to_be_scrubbed_is_nobodys_loss)
+{
+    struct test_store store;
+    struct test_job job;
+    open_store(&store);
+    cr_assert_eq(test_put(&store, "k", 1, KIB(700), 1), KVB_OK);
+    fake_tcp.corrupt = 1;
+    begin(&job, &store, KVS_GET, "k", 0, KIB(700));
+    (void)run_to(&store, FAKE_SENDING);
+    fake_tcp.held[FAKE_ASKED] = true;
+    run_to_end(&store, &job);
+    cr_assert_eq(job.items[0].status, KVB_ERR_CHECKSUM);
+    (void)run_to(&store, FAKE_ASKED);
+    kvs_share_clear(store.share);
+    fake_tcp.held[FAKE_ASKED] = false;
+    sim_advance(&store.sim, 10);
+    cr_assert_eq(test_stats(&store).scrubs, 0);
+    assert_at_rest(&store, 0);
+    test_store_close(&store);
+}
+
 Test(service, bytes_that_went_bad_where_they_lie_are_a_miss_and_the_object_is_dropped)
 {
     struct test_store store;

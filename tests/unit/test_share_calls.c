@@ -102,9 +102,25 @@ static void each_place(int error, uint32_t nth)
 Test(share_calls, a_share_is_whole_or_not_at_all)
 {
     kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, -1);
-    kvs_share_destroy(NULL);                  /* of one that could not be made */
-    for (uint32_t nth = 1; nth <= 6; nth++) { /* of two shards, and their parts */
-        each_place(ENOMEM, nth);
-    }
+    kvs_share_destroy(NULL); /* of one that could not be made */
+    uint32_t nth = 0;
+    do { /* of two shards, and their parts */
+        each_place(ENOMEM, ++nth);
+    } while (fail_hits > 0);
     each_place(EINVAL, 1); /* an older kernel's word for what it does not know */
+}
+
+Test(share_calls, a_name_that_no_tenant_can_have_has_no_quota)
+{
+    struct sim_sched sim;
+    struct kvs_share *share;
+    char name[65];
+    sim_init(&sim, 1);
+    cr_assert_eq(kvs_share_create(&sim.random, &config, &share), KVB_OK);
+    memset(name, 'n', 64);
+    name[64] = '\0';
+    cr_assert_eq(kvs_share_set_quota(share, name, 1), KVB_ERR_INVALID);
+    cr_assert_eq(kvs_share_set_quota(share, name + 1, 1), KVB_OK);
+    kvs_share_destroy(share);
+    sim_cleanup(&sim);
 }

@@ -6,6 +6,9 @@
 #include "fail_alloc.h"
 #include "test_store.h"
 
+#ifdef TEST_STORE_REMOTE
+#include "service/service.h"
+#endif
 #include "base/mutex.h"
 #include "store/coordinator.h"
 
@@ -14,6 +17,17 @@
 static const struct test_store_config config = {.share_bytes = MIB(4), .shards = 2};
 static const struct kvs_share_config share_config = {.bytes = MIB(4), .shards = 2};
 static const struct kvs_node_config node_config = {0};
+
+#ifdef TEST_STORE_REMOTE
+static bool no_more_mappings;
+
+int __real_mprotect(void *at, size_t len, int protection);
+int __wrap_mprotect(void *at, size_t len, int protection);
+int __wrap_mprotect(void *at, size_t len, int protection)
+{
+    return no_more_mappings ? -1 : __real_mprotect(at, len, protection);
+}
+#endif
 
 Test(store_memory, creating_fails_whole_at_every_allocation)
 {
@@ -115,6 +129,36 @@ static void on_tenants(struct kvs_remote_tenants *ask, kvb_status_t status)
     listed->n = ask->n;
 }
 
+struct parts {
+    struct kvs_remote_list ask;
+    struct kvs_list list;
+    uint32_t times;
+    kvb_status_t status;
+};
+
+static void on_part(struct kvs_remote_list *ask, kvb_status_t status)
+{
+    struct parts *parts = kvb_container_of(ask, struct parts, ask);
+    parts->times++;
+    parts->status = status;
+}
+
+/* What lies there, asked. */
+static kvb_status_t ask_what_is_there(struct test_store *store, uint64_t n, bool *failed_p)
+{
+    static struct parts parts;
+    parts = (struct parts){.ask = {.done = on_part, .list = &parts.list}, .list.max = 6};
+    strcpy(parts.list.tenant, store->space.tenant);
+    fail_alloc_arm(n);
+    kvb_status_t status = kvs_remote_list(store->node, sim_in_ms(&store->sim, 1000), &parts.ask);
+    sim_advance(&store->sim, 2000);
+    *failed_p = fail_alloc_disarm();
+    cr_assert_eq(parts.times, status == KVB_OK, "told once, or never taken");
+    status = status == KVB_OK ? parts.status : status;
+    cr_assert(status != KVB_OK || parts.list.n == 1);
+    return status;
+}
+
 /* Who is there, asked; and holds given back, of which nobody is told. */
 static kvb_status_t ask_who_is_there(struct test_store *store, uint64_t n, bool *failed_p)
 {
@@ -133,21 +177,81 @@ static kvb_status_t ask_who_is_there(struct test_store *store, uint64_t n, bool 
 
 Test(store_memory, questions_beside_the_batches_end_once_at_every_allocation)
 {
+    kvb_status_t (*const questions[])(struct test_store *, uint64_t, bool *) = {ask_who_is_there,
+                                                                                ask_what_is_there};
+    for (int q = 0; q < 2; q++) {
+        bool more = true;
+        for (uint64_t n = 0; more; n++) {
+            struct test_store store;
+            test_store_open(&store, &config, false);
+            cr_assert_eq(test_put(&store, "k", 1, 100, 1), KVB_OK);
+            kvb_status_t status = questions[q](&store, n, &more);
+            cr_assert(status == KVB_OK ||
+                          (more && (status == KVB_ERR_NO_MEMORY || status == KVB_ERR_UNAVAILABLE)),
+                      "%d, allocation %lu: %s", q, n, kvb_status_label(status));
+            bool failed;
+            cr_assert_eq(questions[q](&store, UINT64_MAX - 1, &failed), KVB_OK, "a retry works");
+            cr_assert_eq(test_get(&store, "k", 1, 100, 1), KVB_OK);
+            cr_assert_null(kvs_share_validate(store.share));
+            test_store_close(&store);
+        }
+    }
+}
+
+/* A get whose bytes went wrong on the way, and the scrub that it leads to. */
+Test(store_memory, a_scrub_is_made_or_not_at_every_allocation)
+{
     bool more = true;
     for (uint64_t n = 0; more; n++) {
         struct test_store store;
         test_store_open(&store, &config, false);
-        cr_assert_eq(test_put(&store, "k", 1, 100, 1), KVB_OK);
-        kvb_status_t status = ask_who_is_there(&store, n, &more);
-        cr_assert(status == KVB_OK ||
-                      (more && (status == KVB_ERR_NO_MEMORY || status == KVB_ERR_UNAVAILABLE)),
+        cr_assert_eq(test_put(&store, "k", 1, KIB(700), 1), KVB_OK);
+        fake_tcp.corrupt = 1;
+        struct test_job job;
+        test_job_add(test_job_init(&job, &store, KVS_GET), &store, "k", 1, 0, KIB(700));
+        fail_alloc_arm(n);
+        kvb_status_t status = kvs_client_submit(store.client, &job.batch);
+        if (status == KVB_OK) {
+            cr_assert(sim_run_until_true(&store.sim, &job.done, 1000));
+            status = job.items[0].status;
+        }
+        sim_advance(&store.sim, 10);
+        more = fail_alloc_disarm();
+        cr_assert(status == KVB_ERR_CHECKSUM || (more && status == KVB_ERR_NO_MEMORY),
                   "allocation %lu: %s", n, kvb_status_label(status));
-        bool failed;
-        cr_assert_eq(ask_who_is_there(&store, UINT64_MAX - 1, &failed), KVB_OK, "a retry works");
-        cr_assert_eq(test_get(&store, "k", 1, 100, 1), KVB_OK);
-        cr_assert_null(kvs_share_validate(store.share));
+        cr_assert_leq(test_stats(&store).scrubs, 1);
+        cr_assert(more || test_stats(&store).scrubs == 1);
+        cr_assert_eq(test_stats(&store).core.tickets, 0);
+        fake_tcp.corrupt = 0;
+        cr_assert_eq(test_get(&store, "k", 1, KIB(700), 1), KVB_OK, "the object stays");
         test_store_close(&store);
     }
+}
+
+/* Connections are refused while there is no place for a session, and taken when there is. */
+Test(store_memory, a_connection_without_a_session_is_none)
+{
+    struct test_store store;
+    test_store_open(&store, &config, false);
+    fake_peer_cut(kvb_container_of(kvb_list_first(&fake_tcp.peers), struct fake_peer, link));
+    no_more_mappings = true;
+    enum { SESSIONS = 1 << 16 };
+    static uint64_t sessions[SESSIONS];
+    uint32_t n = 0;
+    while (n < SESSIONS && kvs_share_session_open(store.share, &sessions[n]) == KVB_OK) {
+        n++;
+    }
+    cr_assert_lt(n, SESSIONS);
+    cr_assert_null(kvs_share_validate(store.share), "open in every shard, or in none");
+    sim_advance(&store.sim, 1000);
+    cr_assert_not(test_store_up_(store.node));
+    no_more_mappings = false;
+    for (uint32_t i = 0; i < n; i++) {
+        kvs_share_session_close(store.share, sessions[i]);
+    }
+    cr_assert(sim_run_until(&store.sim, test_store_up_, store.node, 5000));
+    cr_assert_eq(test_put(&store, "k", 1, 100, 1), KVB_OK);
+    test_store_close(&store);
 }
 
 #endif
@@ -177,6 +281,9 @@ static bool one_try(struct test_store *store, enum kvs_batch_op op, uint64_t n)
     test_job_add(&job, store, "j", 1, 0, 100);
     test_job_add(&job, store, "k", 1, 0, KIB(700));
     job.batch.hold.instance = op == KVS_EXISTS ? 9 : 0;
+#ifdef TEST_STORE_REMOTE
+    kvb_writer_cleanup(&store->service->answer); /* as of a node that has answered nothing yet */
+#endif
     fail_alloc_arm(n);
     kvb_status_t status = kvs_client_submit(store->client, &job.batch);
     if (status == KVB_OK) {
@@ -257,6 +364,39 @@ static void on_reachable(void *ctx, bool reachable)
 }
 static const struct kvs_member_ops member_ops = {
     .told = on_told, .told_tenant = on_told_tenant, .reachable = on_reachable};
+
+/* The first step of an epoch. */
+Test(store_memory, a_step_is_taken_whole_or_not_at_every_allocation)
+{
+    bool more = true;
+    for (uint64_t n = 0; more; n++) {
+        struct test_store store;
+        struct kvs_coordinator *coordinator;
+        struct asked reset = {.request.done = on_answer}, step = reset, again = reset;
+        test_store_open(&store, &config, false);
+        cr_assert_eq(kvs_embedded_create(&store.sim.sched, 1000, &kvs_share_reclaim, store.share,
+                                         &coordinator),
+                     KVB_OK);
+        cr_assert_eq(
+            kvs_member_open(coordinator, "m", &store.space, &member_ops, (void *)0, &members[0]),
+            KVB_OK);
+        kvs_tenant_reset(coordinator, "t", members[0], sim_in_ms(&store.sim, 100), &reset.request);
+        sim_settle(&store.sim);
+        cr_assert_eq(reset.status, KVB_OK);
+        fail_alloc_arm(n);
+        kvs_member_step(members[0], reset.request.epoch, 1, &step.request);
+        more = fail_alloc_disarm();
+        sim_settle(&store.sim);
+        cr_assert_eq(step.status, more ? KVB_ERR_NO_MEMORY : KVB_OK);
+        kvs_member_step(members[0], reset.request.epoch, 1, &again.request);
+        sim_settle(&store.sim);
+        cr_assert_eq(again.status, KVB_OK);
+        cr_assert(more || kvb_lineage_equal(again.request.lineage, step.request.lineage));
+        kvs_member_close(members[0]);
+        kvs_coordinator_destroy(coordinator);
+        test_store_close(&store);
+    }
+}
 
 Test(store_memory, a_coordinator_does_all_or_nothing_at_every_allocation)
 {
