@@ -16,9 +16,9 @@
 static uint64_t fail_alloc_after = UINT64_MAX; /* this many more succeed, and the next one fails */
 static bool fail_alloc_hit;                    /* it has failed */
 
-bool wrap_alloc_fails(const void *at)
+bool wrap_alloc_fails(const void *const *frame)
 {
-    (void)at;
+    (void)frame;
     if (fail_alloc_after == UINT64_MAX || fail_alloc_after-- > 0) {
         return false;
     }

@@ -15,6 +15,10 @@
  *         … close, check …
  *     }
  *
+ * A place that many ways lead to (a function that makes JSON, say) fails for each of them, where
+ * the program defines FAIL_CALLS_CALLERS, before this is included: how many callers, with the place
+ * itself, make a place another one.
+ *
  * Allocations are wrapped here: include this in one source file of the program and link it with
  * FAIL_ALLOC_LINK (tests/unit/CMakeLists.txt). For other calls the test writes __wrap_NAME itself,
  * which asks FAIL_CALLS_NOW(). Doubles that run in the same program take their memory by
@@ -29,11 +33,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #define FAIL_CALLS_SITES 4096
+#ifndef FAIL_CALLS_CALLERS
+#define FAIL_CALLS_CALLERS 1
+#endif
 
 struct fail_site {
-    const void *at;
+    const void *at[FAIL_CALLS_CALLERS];
     uint32_t calls; /* in this run */
 };
 static struct fail_site fail_sites[FAIL_CALLS_SITES];
@@ -44,18 +52,36 @@ static bool fail_hit;        /* it has failed, in this run */
 static uint32_t fail_hits;   /* runs in which something did */
 static _Thread_local bool fail_armed;
 
-static inline bool fail_calls_now_(const void *at)
+/* Frames, of code that keeps its frame pointer; the first one of a library that does not ends it.
+ */
+__attribute__((no_sanitize_address)) static inline void
+fail_calls_callers_(const void *const *frame, struct fail_site *site)
 {
+    for (int i = 0; i < FAIL_CALLS_CALLERS; i++) {
+        site->at[i] = frame[1];
+        const void *const *next = frame[0];
+        if (next <= frame || (size_t)(next - frame) > (1u << 16) ||
+            (uintptr_t)next % sizeof *next != 0) {
+            break;
+        }
+        frame = next;
+    }
+}
+
+static inline bool fail_calls_now_(const void *const *frame)
+{
+    struct fail_site site = {{NULL}, 0};
     if (!fail_armed) {
         return false;
     }
+    fail_calls_callers_(frame, &site);
     uint32_t i = 0;
-    while (i < fail_nsites && fail_sites[i].at != at) {
+    while (i < fail_nsites && memcmp(fail_sites[i].at, site.at, sizeof site.at) != 0) {
         i++;
     }
     if (i == fail_nsites) {
         kvb_assert(fail_nsites < FAIL_CALLS_SITES);
-        fail_sites[fail_nsites++] = (struct fail_site){.at = at};
+        fail_sites[fail_nsites++] = site;
     }
     fail_sites[i].calls++;
     if (fail_hit || i != fail_target || fail_sites[i].calls != fail_nth) {
@@ -66,7 +92,7 @@ static inline bool fail_calls_now_(const void *at)
     return true;
 }
 /* In a wrapper: true, and this call fails. */
-#define FAIL_CALLS_NOW() fail_calls_now_(__builtin_return_address(0))
+#define FAIL_CALLS_NOW() fail_calls_now_(__builtin_frame_address(0))
 
 static inline void fail_calls_pause(void)
 {
@@ -89,7 +115,7 @@ extern const char __executable_start[];
 static inline size_t fail_calls_place(void)
 {
     return fail_target < fail_nsites
-               ? (size_t)((const char *)fail_sites[fail_target].at - __executable_start) - 1
+               ? (size_t)((const char *)fail_sites[fail_target].at[0] - __executable_start) - 1
                : 0;
 }
 
@@ -115,9 +141,9 @@ static inline bool fail_calls_run_(void)
 }
 #define FAIL_CALLS_EACH(nth) for (fail_calls_begin_(nth); fail_calls_run_(); fail_target++)
 
-bool wrap_alloc_fails(const void *at)
+bool wrap_alloc_fails(const void *const *frame)
 {
-    return fail_calls_now_(at);
+    return fail_calls_now_(frame);
 }
 
 #endif

@@ -9,9 +9,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* at: the place in the code that allocates. */
-bool wrap_alloc_fails(const void *at);
-#define WRAP_ALLOC_FAILS_ wrap_alloc_fails(__builtin_return_address(0))
+/* frame: of the wrapper, with the place in the code that allocates. */
+bool wrap_alloc_fails(const void *const *frame);
+#define WRAP_ALLOC_FAILS_ wrap_alloc_fails(__builtin_frame_address(0))
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t n, size_t size);

@@ -5,6 +5,7 @@
  * done; nobody reads under a stay that was left (the fake engines check what is mapped and
  * registered); and in the end everybody serves, under the one name of their weights.
  */
+#define FAIL_CALLS_CALLERS 4
 #include "fail_calls.h"
 #include "instance_fixture.h"
 
