@@ -196,12 +196,12 @@ Test(net, connecting_ends_with_writable_and_the_first_write_tells_which)
     cr_assert_eq(test_count_fds(), fds);
 }
 
-/* ---- a name with two addresses, both of this machine ---- */
+/* ---- a name with two addresses or three, all of this machine ---- */
 
 static struct {
-    uint16_t ports[2];
-    struct sockaddr_in at[2];
-    struct addrinfo found[2];
+    uint16_t ports[3]; /* 0: one to which nothing leads; the third: there is none */
+    struct sockaddr_in at[3];
+    struct addrinfo found[3];
     uint32_t refusals; /* so many connections are refused when they have come about */
 } twice;
 
@@ -219,15 +219,20 @@ int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints
     if (hints != NULL && (hints->ai_flags & AI_NUMERICHOST) != 0) {
         return EAI_NONAME;
     }
-    for (int i = 0; i < 2; i++) {
-        twice.at[i] = (struct sockaddr_in){.sin_family = AF_INET,
-                                           .sin_port = htons(twice.ports[i]),
-                                           .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    for (int i = 0; i < 3; i++) {
+        bool leads = twice.ports[i] != 0;
+        twice.at[i] =
+            (struct sockaddr_in){.sin_family = AF_INET,
+                                 .sin_port = htons(twice.ports[i]),
+                                 .sin_addr = {htonl(leads ? INADDR_LOOPBACK : INADDR_BROADCAST)}};
         twice.found[i] = (struct addrinfo){.ai_family = AF_INET,
                                            .ai_socktype = SOCK_STREAM,
                                            .ai_addr = (struct sockaddr *)&twice.at[i],
                                            .ai_addrlen = sizeof twice.at[i],
-                                           .ai_next = i == 0 ? &twice.found[1] : NULL};
+                                           .ai_next = NULL};
+        if (i > 0 && (i == 1 || leads)) {
+            twice.found[i - 1].ai_next = &twice.found[i];
+        }
     }
     *found_p = &twice.found[0];
     return 0;
@@ -283,7 +288,14 @@ static int listen_to_nobody(uint16_t *port_p, int waiting[4])
 
 Test(net, the_next_address_is_tried_when_one_refuses_and_when_one_says_nothing)
 {
-    enum how { REFUSES, SAYS_NOTHING, BOTH_REFUSE, HOWS };
+    enum how {
+        REFUSES,
+        SAYS_NOTHING,
+        BOTH_REFUSE,
+        BOTH_SAY_NOTHING, /* and the third takes it */
+        SAYS_NOTHING_AND_NOTHING_LEADS_THERE,
+        HOWS
+    };
     struct world world;
     struct kvt_net *net;
     struct end end;
@@ -294,16 +306,22 @@ Test(net, the_next_address_is_tried_when_one_refuses_and_when_one_says_nothing)
         world_open(&world);
         cr_assert_eq(kvt_net_kernel_create(world.io, 0, &net), KVB_OK);
         int listener = listen_any(address), other;
-        twice.ports[1] = port_of(address);
-        if (how == SAYS_NOTHING) {
+        twice.ports[1] = how == SAYS_NOTHING_AND_NOTHING_LEADS_THERE ? 0 : port_of(address);
+        twice.ports[2] = 0;
+        if (how == SAYS_NOTHING || how >= BOTH_SAY_NOTHING) {
             other = listen_to_nobody(&twice.ports[0], waiting);
+            if (how == BOTH_SAY_NOTHING) {
+                twice.ports[2] = twice.ports[1];
+                twice.ports[1] = twice.ports[0];
+            }
         } else {
             other = listen_any(first);
             twice.ports[0] = port_of(first);
         }
         twice.refusals = how == REFUSES ? 1 : how == BOTH_REFUSE ? 2 : 0;
         cr_assert_eq(begin(&world, &end, net, "twice:1"), KVB_OK);
-        cr_assert_eq(put_byte(&end), how == BOTH_REFUSE ? KVB_ERR_UNAVAILABLE : KVB_OK, "%d", how);
+        bool fails = how == BOTH_REFUSE || how == SAYS_NOTHING_AND_NOTHING_LEADS_THERE;
+        cr_assert_eq(put_byte(&end), fails ? KVB_ERR_UNAVAILABLE : KVB_OK, "%d", how);
         cr_assert_eq(twice.refusals, 0);
         net->ops->close(end.socket);
         /* closed while it waits for the first */
@@ -332,9 +350,18 @@ Test(net, addresses_have_one_form)
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         cr_assert(kvt_address_valid(good[i]), "%s", good[i]);
     }
+    struct world world;
+    struct kvt_net *net;
+    struct kvt_socket *none = NULL;
+    world_open(&world);
+    cr_assert_eq(kvt_net_kernel_create(world.io, 0, &net), KVB_OK);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cr_assert(!kvt_address_valid(bad[i]), "%s", bad[i]);
+        cr_assert_eq(net->ops->connect(net, bad[i], &none), KVB_ERR_INVALID, "%s", bad[i]);
     }
+    cr_assert_null(none);
+    kvt_net_kernel_destroy(net);
+    world_close(&world);
 }
 
 /* ---- few local ports (B39) ---- */

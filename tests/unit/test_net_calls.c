@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -40,7 +41,24 @@ static int fail_errno; /* what a call says that fails */
         return __real_##name arguments;                                                            \
     }
 WRAP(int, socket, (int domain, int type, int protocol), (domain, type, protocol))
-WRAP(int, connect, (int fd, const struct sockaddr *to, socklen_t len), (fd, to, len))
+
+static bool connected_at_once;
+int __real_connect(int fd, const struct sockaddr *to, socklen_t len);
+int __wrap_connect(int fd, const struct sockaddr *to, socklen_t len);
+int __wrap_connect(int fd, const struct sockaddr *to, socklen_t len)
+{
+    if (FAIL_CALLS_NOW()) {
+        errno = fail_errno;
+        return -1;
+    }
+    int rc = __real_connect(fd, to, len);
+    if (rc != 0 && errno == EINPROGRESS && connected_at_once) {
+        struct pollfd there = {.fd = fd, .events = POLLOUT};
+        rc = poll(&there, 1, LIMIT_MS) == 1 ? 0 : -1;
+    }
+    return rc;
+}
+
 WRAP(int, getpeername, (int fd, struct sockaddr *at, socklen_t *len), (fd, at, len))
 WRAP(int, eventfd, (unsigned count, int flags), (count, flags))
 WRAP(int, timerfd_create, (int clock, int flags), (clock, flags))
@@ -330,7 +348,8 @@ Test(net_calls, whatever_the_kernel_refuses_is_told_and_the_next_attempt_works, 
     cr_assert_eq(test_count_fds(), fds);
 }
 
-Test(net_calls, an_interrupted_call_is_made_again)
+/* Sockets that the kernel treats this way. */
+static void talk_with(bool *how)
 {
     struct real_loop loop;
     struct kvt_net *net;
@@ -339,9 +358,19 @@ Test(net_calls, an_interrupted_call_is_made_again)
     int listener = bind_any(&ports[1], true);
     (void)snprintf(address, sizeof address, "127.0.0.1:%u", ports[1]);
     cr_assert_eq(kvt_net_kernel_create(&loop.io, 0, &net), KVB_OK);
-    interrupting = true;
+    *how = true;
     cr_assert(talk(&loop, net, listener, address));
     kvt_net_kernel_destroy(net);
     (void)close(listener);
     real_cleanup(&loop);
+}
+
+Test(net_calls, an_interrupted_call_is_made_again)
+{
+    talk_with(&interrupting);
+}
+
+Test(net_calls, a_connection_may_be_there_at_once)
+{
+    talk_with(&connected_at_once);
 }
