@@ -12,16 +12,40 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#define RING_FIRST 2048 /* bytes */
+
 /* ---- rings ---- */
 
-size_t kvp_ring_put(struct kvp_ring *ring, size_t cap, const char *data, size_t len)
+/* Most answers are small, and most memory is of streams that have little under way: it begins
+ * small, too. False: no memory for any. */
+static bool grow_ring(struct kvp_ring *ring, size_t max, size_t need)
 {
-    if (ring->data == NULL) {
-        ring->data = malloc(cap);
-        if (ring->data == NULL) {
-            return 0;
-        }
-        ring->cap = cap;
+    size_t cap = ring->cap > 0 ? ring->cap : RING_FIRST;
+
+    while (cap < need && cap < max) {
+        cap *= 2;
+    }
+    cap = cap < max ? cap : max;
+    if (cap <= ring->cap) {
+        return true;
+    }
+    char *data = malloc(cap);
+    if (data == NULL) {
+        return ring->data != NULL;
+    }
+    ring->len = kvp_ring_take(&(struct kvp_ring){ring->data, ring->cap, ring->start, ring->len},
+                              data, ring->len);
+    free(ring->data);
+    ring->data = data;
+    ring->cap = cap;
+    ring->start = 0;
+    return true;
+}
+
+size_t kvp_ring_put(struct kvp_ring *ring, size_t max, const char *data, size_t len)
+{
+    if (!grow_ring(ring, max, ring->len + len)) {
+        return 0;
     }
     if (ring->len == 0) {
         ring->start = 0;

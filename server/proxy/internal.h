@@ -22,7 +22,7 @@
 #define KVP_PROXY_SMALL  (64u << 10)  /* a body of up to so many bytes is sent when it is whole */
 #define KVP_PROXY_BUFFER (128u << 10) /* bytes on the way, of each direction of a call */
 
-/* A ring; empty, it begins at its front again, so that little is little memory. */
+/* A ring that grows; empty, it begins at its front again, so that little is little memory. */
 struct kvp_ring {
     char *data; /* malloc'd with its first byte */
     size_t cap, start, len;
@@ -118,7 +118,10 @@ struct kvp_proxy {
     /* the thread alone */
     CURLM *multi;
     struct kvb_list running, held, dirty;
+    uint64_t now_ns;   /* of this turn */
     uint64_t timer_ns; /* libcurl's */
+    uint8_t *watched;  /* by descriptor: in the epoll set for these, 0: it is not */
+    uint32_t nwatched;
     uint64_t tick_ns;
     bool closing;
     uint64_t seen; /* generation when held ones were looked at */
@@ -141,7 +144,8 @@ const char *kvp_target_label(const struct kvp_target *target); /* of metrics */
 
 /* ---- call.c ---- */
 
-size_t kvp_ring_put(struct kvp_ring *ring, size_t cap, const char *data, size_t len);
+/* What it took: all, where it has less than max. */
+size_t kvp_ring_put(struct kvp_ring *ring, size_t max, const char *data, size_t len);
 size_t kvp_ring_take(struct kvp_ring *ring, char *data, size_t cap);
 /* Tells the proxy's thread. */
 void kvp_call_post(struct kvp_proxy_call *call, enum kvp_post post);
@@ -165,6 +169,8 @@ void kvp_transfers_cleanup(struct kvp_proxy *proxy);
 
 /* ---- proxy.c; the proxy's thread ---- */
 
+/* libcurl closes a socket. */
+int kvp_proxy_close_socket(void *proxy, curl_socket_t fd);
 /* Its waiter is to look at it, when this turn's work is done. over: nothing more comes. */
 void kvp_call_touch(struct kvp_proxy_call *call, bool over);
 /* Ends it from our side: refused if its answer has not begun, else broken. error: a word, for

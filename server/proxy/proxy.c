@@ -18,8 +18,9 @@
 #include <unistd.h>
 
 enum {
-    EVENTS = 128, /* in one turn */
-    TICK_MS = 100 /* at most: clients looked at, bounds */
+    EVENTS = 128,  /* in one turn */
+    TICK_MS = 100, /* at most: clients looked at, bounds */
+    IDLE = 128     /* in kvp_proxy.watched: no transfer has it */
 };
 
 /* In an epoll event: 0 for `woken`, a socket of libcurl's as an odd number, or a call. */
@@ -36,35 +37,79 @@ static int set_timer(CURLM *multi, long timeout_ms, void *ctx)
 
     (void)multi;
     proxy->timer_ns =
-        timeout_ms < 0 ? KVB_NEVER : kvb_deadline_in_ms(proxy->config.clock, (uint64_t)timeout_ms);
+        timeout_ms < 0 ? KVB_NEVER : proxy->now_ns + (uint64_t)timeout_ms * KVB_NS_PER_MS;
     return 0;
 }
 
-/* assigned: not NULL once it is in the set. It never says no to libcurl, which (7.88) may follow a
- * null pointer then; a transfer whose socket is not watched ends by its bound. */
+static bool keep_watched(struct kvp_proxy *proxy, uint32_t fd)
+{
+    if (fd < proxy->nwatched) {
+        return true;
+    }
+    uint32_t n = fd * 2 > 256 ? fd * 2 : 256;
+    uint8_t *watched = realloc(proxy->watched, n);
+    if (watched == NULL) {
+        return false;
+    }
+    memset(watched + proxy->nwatched, 0, n - proxy->nwatched);
+    proxy->watched = watched;
+    proxy->nwatched = n;
+    return true;
+}
+
+/* libcurl lets go of a socket at the end of each transfer, to be told of it again by the next one:
+ * it stays in the set meanwhile, unless it has something to say. It never says no to libcurl, which
+ * (7.88) may follow a null pointer then; a transfer whose socket is not watched ends by its bound.
+ */
 static int set_socket(CURL *easy, curl_socket_t fd, int what, void *ctx, void *assigned)
 {
     struct kvp_proxy *proxy = ctx;
     struct epoll_event event = {.data.u64 = socket_tag(fd)};
 
     (void)easy;
-    if (what == CURL_POLL_REMOVE) {
-        (void)epoll_ctl(proxy->epoll, EPOLL_CTL_DEL, fd, NULL);
-        return 0;
-    }
+    (void)assigned;
     event.events =
         ((what & CURL_POLL_IN) != 0 ? EPOLLIN : 0u) | ((what & CURL_POLL_OUT) != 0 ? EPOLLOUT : 0u);
-    int op = assigned != NULL ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-    if (epoll_ctl(proxy->epoll, op, fd, &event) != 0) {
-        KVB_LOG_LIMITED(ERROR, "a socket cannot be watched", KVB_ERRNO(errno));
+    bool known = keep_watched(proxy, (uint32_t)fd);
+    uint8_t before = known ? proxy->watched[fd] : 0;
+    if (what == CURL_POLL_REMOVE && before == EPOLLIN) {
+        proxy->watched[fd] |= IDLE;
+        return 0;
     }
-    (void)curl_multi_assign(proxy->multi, fd, proxy);
+    if ((before & ~IDLE) == event.events) {
+        proxy->watched[fd] = (uint8_t)event.events;
+        return 0;
+    }
+    int op = event.events == 0 ? EPOLL_CTL_DEL : before != 0 ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    if (!known || epoll_ctl(proxy->epoll, op, fd, &event) != 0) {
+        KVB_LOG_LIMITED(ERROR, "a socket cannot be watched", KVB_ERRNO(errno));
+        event.events = 0;
+    }
+    if (known) {
+        proxy->watched[fd] = (uint8_t)event.events;
+    }
     return 0;
+}
+
+int kvp_proxy_close_socket(void *ctx, curl_socket_t fd)
+{
+    struct kvp_proxy *proxy = ctx;
+
+    if ((uint32_t)fd < proxy->nwatched) {
+        proxy->watched[fd] = 0; /* the set forgets it by itself */
+    }
+    return close(fd);
 }
 
 static void socket_ready(struct kvp_proxy *proxy, int fd, uint32_t events)
 {
     int running;
+
+    if ((uint32_t)fd < proxy->nwatched && (proxy->watched[fd] & IDLE) != 0) {
+        proxy->watched[fd] = 0; /* its server has closed it: who wants it next will see */
+        (void)epoll_ctl(proxy->epoll, EPOLL_CTL_DEL, fd, NULL);
+        return;
+    }
     int mask = ((events & (EPOLLIN | EPOLLHUP)) != 0 ? CURL_CSELECT_IN : 0) |
                ((events & EPOLLOUT) != 0 ? CURL_CSELECT_OUT : 0) |
                ((events & EPOLLERR) != 0 ? CURL_CSELECT_ERR : 0);
@@ -75,7 +120,7 @@ static void run_timer(struct kvp_proxy *proxy)
 {
     int running;
 
-    if (kvb_now_ns(proxy->config.clock) >= proxy->timer_ns) {
+    if (proxy->now_ns >= proxy->timer_ns) {
         proxy->timer_ns = KVB_NEVER; /* it is set anew inside, if it is to be */
         (void)curl_multi_socket_action(proxy->multi, CURL_SOCKET_TIMEOUT, 0, &running);
     }
@@ -477,6 +522,7 @@ static void *run(void *arg)
         kvb_mutex_lock(&proxy->lock);
         proxy->asleep = false;
         kvb_mutex_unlock(&proxy->lock);
+        proxy->now_ns = kvb_now_ns(proxy->config.clock);
         for (int i = 0; i < n; i++) {
             dispatch(proxy, &events[i]);
         }
@@ -490,9 +536,8 @@ static void *run(void *arg)
         look_at_states(proxy);
         run_timer(proxy); /* what was begun, begins */
         kvp_transfers_ended(proxy);
-        uint64_t now_ns = kvb_now_ns(proxy->config.clock);
-        if (now_ns >= proxy->tick_ns) {
-            tick(proxy, now_ns);
+        if (proxy->now_ns >= proxy->tick_ns) {
+            tick(proxy, proxy->now_ns);
         }
         tell_all(proxy);
         if (closes) {
@@ -537,6 +582,7 @@ static void free_all(struct kvp_proxy *proxy)
     (void)sem_destroy(&proxy->all_awake);
     kvb_mutex_cleanup(&proxy->lock);
     free(proxy->spare);
+    free(proxy->watched);
     free(proxy);
 }
 

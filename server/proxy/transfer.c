@@ -9,11 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK (64l << 10) /* bytes that libcurl reads at once, at most: fewer than a ring has */
+#define CHUNK (64l << 10) /* bytes of a body that libcurl asks for at once: fewer than a ring has  \
+                           */
 
 static void touch_byte(struct kvp_proxy_call *call)
 {
-    call->byte_ns = kvb_now_ns(call->proxy->config.clock);
+    call->byte_ns = call->proxy->now_ns;
 }
 
 /* ---- what libcurl calls ---- */
@@ -104,20 +105,22 @@ static CURL *take_easy(struct kvp_proxy *proxy)
     if (easy == NULL) {
         return NULL;
     }
-    bool ok = curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_NOPROXY, "*") == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1) == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L) == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, CHUNK) == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, CHUNK) == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)proxy->config.connect_ms) ==
-                  CURLE_OK &&
-              (proxy->config.ca_file[0] == '\0' ||
-               curl_easy_setopt(easy, CURLOPT_CAINFO, proxy->config.ca_file) == CURLE_OK) &&
-              curl_easy_setopt(easy, CURLOPT_READFUNCTION, on_read) == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_data) == CURLE_OK &&
-              curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, on_header) == CURLE_OK;
+    bool ok =
+        curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_NOPROXY, "*") == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, CHUNK) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)proxy->config.connect_ms) ==
+            CURLE_OK &&
+        (proxy->config.ca_file[0] == '\0' ||
+         curl_easy_setopt(easy, CURLOPT_CAINFO, proxy->config.ca_file) == CURLE_OK) &&
+        curl_easy_setopt(easy, CURLOPT_CLOSESOCKETFUNCTION, kvp_proxy_close_socket) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_CLOSESOCKETDATA, proxy) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_READFUNCTION, on_read) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_data) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, on_header) == CURLE_OK;
     if (!ok) {
         curl_easy_cleanup(easy);
         return NULL;

@@ -7,16 +7,15 @@
  * and beside wrk with 1,000 connections while a sleep waits for what an engine still does.
  */
 #include "rig.h"
+#include "web_rig.h"
 
 #include <microhttpd.h>
 
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define ROUNDS    7
@@ -35,35 +34,10 @@
 
 static pid_t start_nginx(uint16_t port)
 {
-    char dir[64], path[96];
-    rig_temp_dir(dir);
-    snprintf(path, sizeof path, "%s/nginx.conf", dir);
-    FILE *file = fopen(path, "we");
-    if (file == NULL) {
-        rig_fail("%s: %m", path);
-    }
-    fprintf(file,
-            "worker_processes 1; daemon off; master_process off; pid nginx.pid; error_log stderr;\n"
-            "events { worker_connections 4096; }\n"
-            "http {\n"
-            "  access_log off; keepalive_requests 1000000000; keepalive_timeout 150s;\n"
-            "  client_body_temp_path b; proxy_temp_path p; fastcgi_temp_path f;\n"
-            "  uwsgi_temp_path u; scgi_temp_path s; default_type application/json;\n"
-            "  server {\n"
-            "    listen 127.0.0.1:%u;\n"
-            "    location /health { add_header X-Request-Id %s; return 200 '%s'; }\n"
-            "  }\n"
-            "}\n",
-            port, AN_ID, CONSTANT);
-    fclose(file);
-    pid_t pid = fork();
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        rig_pin(RIG_SERVER_CPU);
-        execlp("nginx", "nginx", "-p", dir, "-c", path, "-e", "stderr", NULL);
-        _exit(127);
-    }
-    return pid;
+    return web_nginx(RIG_SERVER_CPU,
+                     "server { listen 127.0.0.1:%u;\n"
+                     "  location /health { add_header X-Request-Id %s; return 200 '%s'; } }\n",
+                     port, AN_ID, CONSTANT);
 }
 
 static enum MHD_Result answer(void *cls, struct MHD_Connection *mhd, const char *url,
@@ -107,94 +81,13 @@ static pid_t start_bare(uint16_t port)
     return pid;
 }
 
-static void await(uint16_t port, pid_t pid, const char *what)
-{
-    struct rig rig = {.port = port};
-    struct rig_http http;
-    for (uint64_t end_ns = rig_now_ns() + 10000ull * NS_PER_MS; !rig_http_try(&http, &rig);
-         usleep(10000)) {
-        if (rig_now_ns() > end_ns || waitpid(pid, NULL, WNOHANG) != 0) {
-            rig_fail("%s does not come up", what);
-        }
-    }
-    if (rig_http_call(&http, "GET", "/health", NULL) != 200 || strcmp(http.body, CONSTANT) != 0) {
-        rig_fail("%s answers: %s", what, http.body);
-    }
-    rig_http_close(&http);
-}
-
-static void end(pid_t pid)
-{
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
-}
-
-/* All its threads have used so far. */
-static double cpu_s(pid_t pid)
-{
-    char path[64];
-    unsigned long user = 0, system = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL ||
-        fscanf(file, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
-               &system) != 2) {
-        rig_fail("%s: cannot be read", path);
-    }
-    fclose(file);
-    return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
-}
-
 /* ---- wrk ---- */
-
-struct wrk {
-    pid_t pid;
-    FILE *out;
-};
-
-static void wrk_start(struct wrk *wrk, uint16_t port, const char *connections, unsigned seconds)
-{
-    char url[64], duration[16];
-    int out[2];
-    snprintf(url, sizeof url, "http://127.0.0.1:%u/health", port);
-    snprintf(duration, sizeof duration, "%us", seconds);
-    if (pipe2(out, O_CLOEXEC) != 0) {
-        rig_fail("pipe: %m");
-    }
-    wrk->pid = fork();
-    if (wrk->pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        rig_pin(RIG_CLIENT_CPU);
-        dup2(out[1], 1);
-        execlp("wrk", "wrk", "-t1", "-c", connections, "-d", duration, "--timeout", "10s", url,
-               NULL);
-        _exit(127);
-    }
-    close(out[1]);
-    wrk->out = fdopen(out[0], "re");
-}
-
-/* Requests a second; every one of them was answered with 200. */
-static double wrk_end(struct wrk *wrk)
-{
-    static char text[4096];
-    size_t len = fread(text, 1, sizeof text - 1, wrk->out);
-    int status;
-    text[len] = '\0';
-    fclose(wrk->out);
-    const char *rate = strstr(text, "Requests/sec:");
-    if (waitpid(wrk->pid, &status, 0) != wrk->pid || status != 0 || rate == NULL ||
-        strstr(text, "Non-2xx") != NULL || strstr(text, "Socket errors") != NULL) {
-        rig_fail("wrk said: %s", text);
-    }
-    return atof(rate + strlen("Requests/sec:"));
-}
 
 static double wrk_run(uint16_t port)
 {
-    struct wrk wrk;
-    wrk_start(&wrk, port, "64", ROUND_S);
-    return wrk_end(&wrk);
+    struct web_wrk wrk;
+    web_wrk_start(&wrk, RIG_CLIENT_CPU, port, "/health", "64", ROUND_S);
+    return web_wrk_end(&wrk);
 }
 
 /* ---- probes ---- */
@@ -216,12 +109,12 @@ static void probe_in_a_drain(struct rig *rig, struct rig_engine *engine, unsigne
 {
     static double ms[100000];
     size_t n = 0;
-    struct wrk wrk;
+    struct web_wrk wrk;
     struct rig_http sleep;
     uint64_t key = 0;
 
     engine->pause_waits = true;
-    wrk_start(&wrk, rig->port, CROWD, drain_s + 1);
+    web_wrk_start(&wrk, RIG_CLIENT_CPU, rig->port, "/health", CROWD, drain_s + 1);
     rig_http_open(&sleep, rig);
     rig_http_send(&sleep, "POST", "/sleep?level=1&mode=wait");
     uint64_t end_ns = rig_now_ns() + drain_s * 1000ull * NS_PER_MS;
@@ -242,7 +135,7 @@ static void probe_in_a_drain(struct rig *rig, struct rig_engine *engine, unsigne
         rig_fail("/sleep: %s", sleep.body);
     }
     rig_http_close(&sleep);
-    double rps = wrk_end(&wrk);
+    double rps = web_wrk_end(&wrk);
     double max = rig_quantile(ms, n, 1);
     printf("%s connections of wrk and a drain of %u s: %.0f requests/s, %zu fresh probes "
            "fresh_p50_ms=%.1f fresh_p99_ms=%.1f fresh_max_ms=%.1f\n",
@@ -262,16 +155,16 @@ int main(void)
     uint16_t ports[3] = {rig_free_port(), rig.port, rig_free_port()};
     pid_t nginx = start_nginx(ports[0]);
     pid_t bare = start_bare(ports[2]);
-    await(ports[0], nginx, "nginx");
-    await(ports[2], bare, "libmicrohttpd");
+    web_await(ports[0], nginx, "nginx", "/health", CONSTANT);
+    web_await(ports[2], bare, "libmicrohttpd", "/health", CONSTANT);
 
     double rps[3][ROUNDS], ratio[ROUNDS], limit[ROUNDS], us[3][ROUNDS];
     const pid_t pids[3] = {nginx, rig.daemon, bare};
     for (int i = 0; i < ROUNDS; i++) {
         for (int j = 0; j < 3; j++) {
-            double begun_s = cpu_s(pids[j]);
+            double begun_s = web_cpu_s(pids[j]);
             rps[j][i] = wrk_run(ports[j]);
-            us[j][i] = (cpu_s(pids[j]) - begun_s) * 1e6 / (rps[j][i] * ROUND_S);
+            us[j][i] = (web_cpu_s(pids[j]) - begun_s) * 1e6 / (rps[j][i] * ROUND_S);
             (void)kvplane_process(engine.kv);
         }
         ratio[i] = rps[1][i] / rps[0][i];
@@ -279,8 +172,8 @@ int main(void)
         printf("round %d: nginx %.0f, kvplane %.0f, libmicrohttpd alone %.0f requests/s\n", i + 1,
                rps[0][i], rps[1][i], rps[2][i]);
     }
-    end(nginx);
-    end(bare);
+    web_end(nginx);
+    web_end(bare);
     printf("CPU of a request: nginx %.1f us, kvplane %.1f us, libmicrohttpd alone %.1f us\n",
            rig_quantile(us[0], ROUNDS, 0.5), rig_quantile(us[1], ROUNDS, 0.5),
            rig_quantile(us[2], ROUNDS, 0.5));

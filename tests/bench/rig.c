@@ -48,6 +48,9 @@ uint64_t rig_now_ns(void)
 
 void rig_pin(int cpu)
 {
+    if (cpu == RIG_ANY_CPU) {
+        return;
+    }
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET((unsigned)cpu, &set);

@@ -17,6 +17,7 @@
  */
 #define RIG_SERVER_CPU 0
 #define RIG_CLIENT_CPU 1
+#define RIG_ANY_CPU    (-1)
 
 struct rig {
     pid_t daemon;
