@@ -87,6 +87,9 @@ static void lineage_call_end(struct lineage_call *call)
         instance->ack_status = done.status;
         if (done.status == KVB_OK) {
             KVP_LINEAGE(instance, acked, done.ask);
+            if (instance->lineage.ack != KVP_ACK_LEFT) {
+                kvp_instance_left(instance);
+            }
         } else {
             KVB_LOG(WARN, "the engine did not acknowledge its lineage",
                     KVB_STR("instance", instance->name), KVB_STATUS(done.status));

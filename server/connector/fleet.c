@@ -860,6 +860,10 @@ void kvp_instance_rank_gone(struct kvp_instance *instance, struct kvp_rank *rank
     rank->stay = NULL;
     bool whole = instance->attached;
     instance->attached = false;
+    if ((rank->roles & KVB_ROLE_SCHEDULER) != 0) {
+        instance->left = NULL;
+    }
+    kvp_instance_left(instance);
     kvp_op_rank_gone(instance);
     if (!whole) {
         return;
@@ -890,14 +894,32 @@ void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
     kvp_instance_changed(instance);
 }
 
-void kvp_instance_leave(struct kvp_instance *instance)
+void kvp_instance_left(struct kvp_instance *instance)
 {
+    void (*left)(void *arg) = instance->left;
+    instance->left = NULL;
+    if (left != NULL) {
+        left(instance->left_arg);
+    }
+}
+
+bool kvp_instance_leave(struct kvp_instance *instance, void (*done)(void *arg), void *arg)
+{
+    if (instance->left != NULL) {
+        return false;
+    }
+    instance->left = done;
+    instance->left_arg = arg;
     for (uint32_t i = 0; i < instance->nsessions; i++) { /* what they said of the stay that ends */
         instance->sessions[i].state.local_reset_done = false;
     }
     KVP_LINEAGE(instance, written, kvp_instance_random(instance));
     kvp_instance_event(instance, "engine_left", "");
     kvp_instance_changed(instance);
+    if (!instance->attached) {
+        kvp_instance_left(instance);
+    }
+    return true;
 }
 
 const struct kvs_space *kvp_instance_space(const struct kvp_instance *instance)

@@ -352,9 +352,11 @@ void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_ra
 void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,
                          const struct kvb_load *load);
 /* The engine leaves its lineage by itself, because its weights may be others from here on: as if it
- * reported that they were written. What it is told of that (LINEAGE) is on its way when this
- * returns. */
-void kvp_instance_leave(struct kvp_instance *instance);
+ * reported that they were written. done comes when every rank has acknowledged that, or will hear
+ * of it when it attaches; not any more, once the scheduler's rank is gone. One at a time: false, if
+ * one is open. */
+KVB_MUST_USE bool kvp_instance_leave(struct kvp_instance *instance, void (*done)(void *arg),
+                                     void *arg);
 /* The space and hold id that the rank's store batches carry. Valid while the instance lives. */
 const struct kvs_space *kvp_instance_space(const struct kvp_instance *instance);
 uint64_t kvp_instance_hold_id(const struct kvp_instance *instance);

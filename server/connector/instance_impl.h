@@ -133,6 +133,8 @@ struct kvp_instance {
 
     struct kvb_list lineage_calls;
     struct kvb_list coord_calls;
+    void (*left)(void *arg); /* who left by itself, and waits for all ranks; NULL: nobody does */
+    void *left_arg;
     kvb_status_t retire_status; /* how the last retirement went */
     kvb_status_t ack_status;    /* how the last LINEAGE went */
 };
@@ -154,6 +156,8 @@ struct kvp_fleet {
 /* NULL: none of that name. */
 struct kvp_instance *kvp_fleet_find(const struct kvp_fleet *fleet, const char *name);
 void kvp_instance_changed(struct kvp_instance *instance);
+/* Every rank has acknowledged the stay, or nobody is asked to now. */
+void kvp_instance_left(struct kvp_instance *instance);
 void kvp_instance_event(struct kvp_instance *instance, const char *kind, const char *detail);
 void kvp_instance_fill_view(struct kvp_instance *instance, struct kvp_view *view_p);
 /* "running", "asleep (kv_cache discarded, weights offloaded)", … */

@@ -41,6 +41,7 @@ struct kvp_session {
     struct kvp_link_rank *rank;
     struct kvb_list calls; /* struct call, in the order of their seq */
     uint64_t last_seq;     /* of our calls */
+    uint64_t leave_seq;    /* of the engine's LEAVE that waits for its answer */
     char reason[160];
     struct kvb_timer hello_bound;
     struct kvb_event end;
@@ -392,16 +393,21 @@ static kvb_status_t on_report(struct kvp_session *session, uint64_t seq, struct 
     return KVB_OK;
 }
 
-/* What follows on the link is judged by the new stay, and the engine hears of that before it has
- * its answer. */
+static void on_left(void *arg)
+{
+    struct kvp_session *session = arg;
+    kvp_session_reply_status(session, KVB_LINK_LEAVE, session->leave_seq, KVB_OK);
+}
+
+/* What follows on the link is judged by the new stay. */
 static kvb_status_t on_leave(struct kvp_session *session, uint64_t seq, struct kvb_span payload)
 {
     if (payload.len != 0) {
         return KVB_ERR_PROTOCOL;
     }
-    kvp_instance_leave(session->rank->instance);
-    kvp_session_reply_status(session, KVB_LINK_LEAVE, seq, KVB_OK);
-    return KVB_OK;
+    session->leave_seq = seq;
+    return kvp_instance_leave(session->rank->instance, on_left, session) ? KVB_OK
+                                                                         : KVB_ERR_PROTOCOL;
 }
 
 /* Who may send it. */

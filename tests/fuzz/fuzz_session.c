@@ -156,10 +156,11 @@ void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_ra
 {
     (void)instance, (void)rank, (void)tags, (void)ntags;
 }
-void kvp_instance_leave(struct kvp_instance *instance)
+bool kvp_instance_leave(struct kvp_instance *instance, void (*done)(void *arg), void *arg)
 {
     (void)instance;
-    /* nothing of it is played */
+    done(arg);
+    return true;
 }
 
 void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,

@@ -3,6 +3,7 @@
 (tests/vllm_double): a scheduler's process and a process of each rank, with the connector in its two roles."""
 import json
 import os
+import signal
 import subprocess
 import sys
 import unittest
@@ -14,6 +15,7 @@ PACKAGE = os.path.join(harness.API, "python")
 DOUBLE = os.path.join(harness.ROOT, "tests", "vllm_double")
 TORCH = os.environ.get("KVPLANE_TORCH") == "1"
 PYTHON = "/usr/bin/python3" if TORCH else sys.executable
+FLAGS = [] if TORCH else ["-S"]  # starts in half the time
 sys.path[:0] = [PACKAGE]
 
 SIZE = 16
@@ -31,7 +33,7 @@ class Engine(harness.Process):
                         "engine_id": str(uuid.uuid4()), "shape": "kv_first", "memory": "memfd", "torch": TORCH, "sleep_mode": True,
                         "extra": extra, **options}
         self.instance = instance
-        super().__init__([os.path.join(DOUBLE, "engine.py"), json.dumps(self.options)], directory, instance, program=PYTHON,
+        super().__init__([*FLAGS, os.path.join(DOUBLE, "engine.py"), json.dumps(self.options)], directory, instance, program=PYTHON,
                          stdin=subprocess.PIPE, env={"PYTHONPATH": f"{DOUBLE}:{PACKAGE}", "OMP_NUM_THREADS": "1",
                                                      "KVPLANE_LIBRARY": os.environ["KVPLANE_LIBRARY"], **options.pop("env", {})})
         self.requests = 0
@@ -101,6 +103,216 @@ class Vllm(harness.Case):
         self.assertEqual([done["output"] for done in again[:2]], [done["output"] for done in first])
         # Its own prefix cache has it now.
         self.assertEqual([(done["local"], done["external"]) for done in two.generate(prompt(1))], [(6 * SIZE, 0)])
+
+
+    def test_two_ranks_share_with_two_ranks_and_memory_that_cannot_be_handed_over_is_copied(self):
+        daemon = self.daemon()
+        one = self.vllm(daemon, "a", ranks=2)
+        two = self.vllm(daemon, "b", ranks=2, memory="private", extra={"staging_bytes": 16384})
+        self.shared(one, two)
+        first = one.generate(prompt(1), prompt(2, blocks=9))
+        again = two.generate(prompt(1), prompt(2, blocks=9))
+        self.assertEqual([done["external"] for done in again], [6 * SIZE, 9 * SIZE], "more than there are slots")
+        self.assertEqual([done["output"] for done in again], [done["output"] for done in first])
+        two.generate(prompt(3))
+        report = two.call("report")
+        self.assertEqual(report["stats"]["get_blocks"], 2 * 15)
+        self.assertGreater(report["stats"]["put_blocks"], 0)
+        self.assertEqual([done["external"] for done in one.generate(prompt(3))], [6 * SIZE], "what was copied out is there")
+
+    def test_blocks_that_are_wanted_by_others_are_not_written_while_they_are_read(self):
+        daemon = self.daemon()
+        one, two = self.vllm(daemon, "a", blocks=24), self.vllm(daemon, "b", blocks=24)
+        self.shared(one, two)
+        prompts = [prompt(number, blocks=5) for number in range(6)]
+        one.generate(*prompts, max_tokens=40)
+        self.assertGreater(one.call("report")["preemptions"], 0)
+        done = two.generate(*prompts, max_tokens=2)
+        self.assertTrue(any(one["external"] for one in done))
+        for engine in (one, two):
+            self.assertEqual(engine.call("report")["used"], 0, "every block was given back")
+
+    def test_nothing_of_before_comes_back_after_any_reset(self):
+        daemon = self.daemon()
+        one, two = self.vllm(daemon, "a"), self.vllm(daemon, "b")
+        self.shared(one, two)
+        tokens = prompt(1)
+        two.generate(tokens)
+        resets = [("reset_prefix_cache", {"reset_external": True}), ("pause", {}), ("pause", {"mode": "wait"}),
+                  ("pause", {"mode": "keep"}), ("sleep", {"level": 1}), ("sleep", {"level": 2, "mode": "keep"})]
+        for number, (name, args) in enumerate(resets, start=1):
+            with self.subTest(reset=name, **args):
+                done = one.generate(tokens)
+                self.assertEqual(done[0]["external"], 6 * SIZE if number == 1 else 0)
+                self.assertEqual(one.generate(tokens)[0]["local"], 6 * SIZE)
+                one.call(name, **args)
+                one.call("set_weights", weights=f"after {number}")
+                one.call("wake_up")
+                self.assertEqual(one.call("shares_as"), "")
+        # Its own blocks come back to it, in the stay in which it computed them; the other one never left.
+        one.generate(tokens)
+        self.assertEqual([done["external"] for done in two.generate(tokens)], [0], "its own cache has them")
+        two.call("reset_prefix_cache")
+        self.assertEqual([done["external"] for done in two.generate(tokens)], [6 * SIZE])
+        self.assertIn("AllBlocksCleared", one.call("report")["events"])
+        self.assertEqual(one.call("report")["stats"]["resets"], len(resets))
+        self.assertEqual(one.call("worker_call", name="reset_cache"), [None], "of the other role")
+
+    def test_engines_share_again_under_a_version_that_is_given_after_a_weight_update(self):
+        daemon = self.daemon()
+        engines = [self.vllm(daemon, name) for name in ("a", "b")]
+        self.shared(*engines)
+        tokens = prompt(7)
+        for step in range(1, 3):
+            for engine in engines:
+                engine.call("sleep", level=2)
+                engine.call("set_weights", weights=f"v{step}")
+                engine.call("wake_up")
+            for engine in engines:
+                harness.until("it is attached again", lambda: daemon.instance(engine.instance)["attached"])
+                daemon.ok(f"/update_weight_version?instance={engine.instance}", {"new_version": f"v{step}"})
+            self.shared(*engines, name=f"v{step}")
+            done = [engine.generate(tokens)[0] for engine in engines]
+            self.assertEqual([one["external"] for one in done], [0, 6 * SIZE])
+            self.assertEqual(done[0]["output"], done[1]["output"])
+
+    def test_a_kept_request_carries_nothing_over_a_change_of_weights(self):
+        daemon = self.daemon()
+        one, two = self.vllm(daemon, "a"), self.vllm(daemon, "b")
+        self.shared(one, two)
+        tokens = prompt(1, blocks=12)
+        one.call("add", request_id="kept", tokens=tokens, max_tokens=2)
+        one.call("steps", count=3)  # of seven
+        one.call("pause", mode="keep", clear_cache=False)
+        self.assertEqual(one.call("reset_prefix_cache", reset_external=True), False, "it holds blocks")
+        one.call("set_weights", weights="v1")
+        one.call("resume")
+        one.call("run")  # frozen in the middle: of both weights, as vLLM has it
+        self.assertLessEqual(one.call("report")["stats"]["put_blocks"], 6, "what it put after that is dropped")
+        daemon.ok("/update_weight_version?instance=a", {"new_version": "v1"})
+        self.shared(one, name="v1")
+        # Its blocks are in its own cache: whoever goes on with those is of both, too, and puts nothing.
+        before = one.call("report")["stats"]["put_blocks"]
+        one.call("add", request_id="next", tokens=tokens[:12 * SIZE] + prompt(2), max_tokens=2)
+        one.call("run")
+        self.assertEqual(one.call("report")["stats"]["put_blocks"], before)
+        self.assertEqual([done["external"] for done in two.generate(tokens)][0] % SIZE, 0)
+        one.call("pause")
+        one.call("resume")
+        one.generate(tokens)
+
+    def test_asleep_the_daemon_holds_nothing_of_its_memory_and_a_part_of_a_wake_schedules_nothing(self):
+        daemon = self.daemon()
+        one, two = self.vllm(daemon, "a"), self.vllm(daemon, "b", shape="blocks_first")
+        self.shared(one, two)
+        one.generate(prompt(1))
+        held = daemon.maps("vllm_kv_cache")
+        for _ in range(2):
+            one.call("sleep", level=1)
+            self.assertLess(daemon.maps("vllm_kv_cache"), held)
+            self.assertEqual([done["external"] for done in two.generate(prompt(1))][0] + 0, 6 * SIZE if _ == 0 else 0)
+            one.call("wake_up", tags=["weights"])
+            self.assertLess(daemon.maps("vllm_kv_cache"), held)
+            one.call("add", request_id=f"early{_}", tokens=prompt(1), max_tokens=2)
+            one.call("steps", count=5)
+            self.assertEqual(one.call("report")["asleep"], ["kv_cache"])
+            one.call("wake_up", tags=["kv_cache"])
+            harness.until("it is handed over again", lambda: daemon.maps("vllm_kv_cache") == held)
+            self.assertTrue(one.call("run")[f"early{_}"]["right"])
+            one.generate(prompt(2))
+        self.assertGreater(one.call("report")["stats"]["put_blocks"], 0)
+
+    def test_a_release_that_is_not_over_in_time_gives_nothing_up_and_can_be_tried_again(self):
+        daemon = self.daemon()
+        one = self.vllm(daemon, "a", extra={"release_timeout_s": 0.2, "lookup_timeout_s": 0.2})
+        self.shared(one)
+        held = daemon.maps("vllm_kv_cache")
+        daemon.popen.send_signal(signal.SIGSTOP)
+        try:
+            one.call("add", request_id="r", tokens=prompt(1), max_tokens=1)
+            one.call("steps", count=30)  # its lookup waits, so it is computed when that is given up
+            harness.until("a put is on its way", lambda: one.call("steps", count=20) or one.call("report")["used"])
+            with self.assertRaisesRegex(RuntimeError, "TimeoutError"):
+                one.call("worker_call", name="release_kv_caches")
+        finally:
+            daemon.popen.send_signal(signal.SIGCONT)
+        self.assertTrue(one.call("run")["r"]["right"])
+        self.assertEqual(daemon.maps("vllm_kv_cache"), held)
+        one.call("sleep", level=1)
+        self.assertEqual(daemon.maps("vllm_kv_cache"), 0)
+        one.call("wake_up")
+        one.generate(prompt(1))
+
+    def test_loads_that_fail_are_computed_or_told(self):
+        """Decided in one step, and when the workers begin it the store has nothing for them any more."""
+        for policy in ("recompute", "fail"):
+            daemon = self.daemon(name=f"daemon-{policy}", socket_name=f"{policy}.sock")
+            two = self.vllm(daemon, f"b-{policy}")
+            self.shared(two)
+            two.generate(prompt(1))
+            one = self.vllm(daemon, f"a-{policy}", policy=policy)
+            self.shared(one)
+            one.call("add", request_id="r", tokens=prompt(1), max_tokens=2)
+            one.call("step_to_load")
+            if policy == "recompute":
+                daemon.ok("/v1/kvplane/tenants/default/reset")
+            else:
+                daemon.kill()
+            done = one.call("run")["r"]
+            self.assertEqual(done["reason"], "length" if policy == "recompute" else "error")
+            self.assertTrue(done["right"])
+            self.assertEqual(one.call("report")["stats"]["get_failed_blocks"], 6)
+            self.assertEqual(one.call("report")["used"], 0)
+            one.generate(prompt(1), prompt(2))
+
+    def test_engines_serve_without_a_daemon_and_share_again_with_the_next(self):
+        daemon = self.daemon()
+        engines = [self.vllm(daemon, name) for name in ("a", "b")]
+        self.shared(*engines)
+        engines[0].generate(prompt(1))
+        daemon.kill()
+        for engine in engines:
+            self.assertEqual([done["external"] for done in engine.generate(prompt(1), prompt(2))], [0, 0])
+        daemon = self.daemon(name="again")
+        self.shared(*engines)
+        done = [engine.generate(prompt(3))[0]["external"] for engine in engines]
+        self.assertEqual(done, [0, 6 * SIZE])
+        # A reset without a daemon is a reset: nothing is left of before that could come back.
+        daemon.kill()
+        self.assertTrue(engines[0].call("reset_prefix_cache", reset_external=True))
+        engines[0].call("set_weights", weights="v1")
+        daemon = self.daemon(name="third")
+        self.shared(engines[1])
+        engines[1].generate(prompt(3), prompt(4))
+        harness.until("it is attached", lambda: (daemon.instance("a") or {}).get("attached"))
+        self.assertEqual([done["external"] for done in engines[0].generate(prompt(3), prompt(4))], [0, 0])
+        self.assertEqual(engines[0].call("shares_as"), "")
+
+    def test_a_reset_that_the_daemon_does_not_acknowledge_is_not_one(self):
+        daemon = self.daemon()
+        one = self.vllm(daemon, "a", extra={"reset_timeout_s": 0.2, "lookup_timeout_s": 0.2})
+        self.shared(one)
+        daemon.popen.send_signal(signal.SIGSTOP)
+        try:
+            self.assertFalse(one.call("reset_prefix_cache", reset_external=True))
+            with self.assertRaisesRegex(RuntimeError, "reset the KV connector cache"):
+                one.call("pause")
+            one.call("resume")
+            self.assertEqual(one.call("shares_as"), "fingerprint:v0")
+        finally:
+            daemon.popen.send_signal(signal.SIGCONT)
+        harness.until("it has left", lambda: one.call("reset_prefix_cache", reset_external=True))
+        self.assertEqual(one.generate(prompt(1))[0]["external"], 0)
+
+    def test_what_the_connector_expects_of_vllm_is_checked(self):
+        done = subprocess.run([sys.executable, "-m", "kvplane.vllm.check"], env={**os.environ, "PYTHONPATH": f"{DOUBLE}:{PACKAGE}"},
+                              capture_output=True, text=True, timeout=harness.DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("vllm check: ok", done.stdout)
+        done = subprocess.run([sys.executable, "-m", "kvplane.vllm.check"], env={**os.environ, "PYTHONPATH": PACKAGE},
+                              capture_output=True, text=True, timeout=harness.DEADLINE_S)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("no vLLM is installed", done.stdout)
 
 
 if __name__ == "__main__":

@@ -118,10 +118,12 @@ void kvp_instance_memory_lost(struct kvp_instance *instance, const struct kvp_ra
     cr_assert_str_eq(tags[0], "kv_cache");
 }
 
-void kvp_instance_leave(struct kvp_instance *instance)
+bool kvp_instance_leave(struct kvp_instance *instance, void (*done)(void *arg), void *arg)
 {
     (void)instance;
     fleet.leaves++;
+    done(arg);
+    return true;
 }
 
 void kvp_instance_report(struct kvp_instance *instance, struct kvp_rank *rank,

@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
 import model
-from shapes import FullAttentionSpec, NewRequestData, SchedulerOutput
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 BUDGET = 32  # tokens of a request in one step: prompts are computed in chunks
 NULL = 0
@@ -154,13 +155,15 @@ class Engine:
         self.asleep = set()
         self.done = {}
         self.events = []
+        self.hold_loads = self.held = False
+        self.preemptions = 0
         self.stats = KVConnectorStatsSum()
 
     @staticmethod
     def _spawn(told):
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen([sys.executable, os.path.join(os.path.dirname(__file__), "worker.py"), str(theirs.fileno())],
+            process = subprocess.Popen([sys.executable, *["-S"] * sys.flags.no_site, os.path.join(os.path.dirname(__file__), "worker.py"), str(theirs.fileno())],
                                        pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         pipe = Connection(ours.detach())
         pipe.send_bytes(pickle.dumps(told))
@@ -248,6 +251,7 @@ class Engine:
         request.status = "PREEMPTED"
         self.waiting.insert(0, request)
         self.preempted.add(request.request_id)
+        self.preemptions += 1
 
     def step(self):
         """One step of the engine's loop; whether anything was scheduled."""
@@ -283,9 +287,21 @@ class Engine:
                 self._admit(request)
         self.output.preempted_req_ids, self.preempted = self.preempted, set()
         self.output.kv_connector_metadata = pickle.loads(pickle.dumps(self.connector.build_connector_meta(self.output)))
-        answers = self.rpc("execute_model", self.output)
-        self._update(answers)
+        if self.hold_loads and self.output.kv_connector_metadata.loads:
+            self.held = True
+            return True
+        return self._execute()
+
+    def _execute(self):
+        self.held = False
+        self._update(self.rpc("execute_model", self.output))
         return bool(self.output.num_scheduled_tokens)
+
+    def step_to_load(self):
+        """Until a load has been decided, which the workers have not heard of."""
+        self.hold_loads = True
+        self.run(lambda: self.held)
+        self.hold_loads = False
 
     def _cache(self, request):
         for at in range(min(request.num_computed_tokens // self.size, len(request.block_hashes))):
@@ -344,8 +360,9 @@ class Engine:
             if req_id in self.delayed:
                 self.pool.give_back(self.delayed.pop(req_id))
             elif self.requests[req_id].status == "FAILED":
-                self.waiting.remove(self.requests[req_id])
-                self._finish(self.requests[req_id], "error")
+                request = self.requests[req_id]
+                self.waiting.remove(request)
+                self._finish(request, "error")
             else:
                 self.received.add(req_id)
         for req_id in told.finished_sending:
@@ -373,6 +390,8 @@ class Engine:
     def run(self, until=None):
         """Until nothing is left to do; what became of the requests since the last time."""
         end = time.monotonic() + 120
+        if self.held:
+            self._execute()
         while self.busy() if until is None else not until():
             if time.monotonic() > end:
                 raise TimeoutError(f"not idle: waiting {[(r.request_id, r.status) for r in self.waiting]} running "
@@ -444,11 +463,15 @@ class Engine:
     def shares_as(self):
         return self.connector.shares_as()
 
-    def report(self):
-        return {"events": self.events, "stats": self.stats.data, "used": self.pool.used(), "asleep": sorted(self.asleep)}
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
 
-    def call(self, name, **args):
-        return getattr(self, name)(**args)
+    def worker_call(self, name, *args):
+        return self.rpc("call", name, *args)
+
+    def report(self):
+        return {"preemptions": self.preemptions, "events": self.events, "stats": self.stats.data, "used": self.pool.used(), "asleep": sorted(self.asleep)}
 
     def shutdown(self):
         self.connector.shutdown()
@@ -477,7 +500,7 @@ def main():
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            answer = {"ok": engine.call(asked.pop("call"), **asked)}
+            answer = {"ok": getattr(engine, asked.pop("call"))(**asked)}
         except Exception as error:  # pylint: disable=broad-exception-caught
             import traceback
             traceback.print_exc()

@@ -8,9 +8,9 @@ from multiprocessing.connection import Connection
 
 import memory as memories
 import model
-from shapes import KVConnectorOutput
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.outputs import KVConnectorOutput
 
 
 class Worker:
@@ -114,6 +114,9 @@ class Worker:
         self.asleep -= set(tags)
         if "kv_cache" not in self.asleep:  # after every wake
             self.connector.restore_kv_caches()
+
+    def call(self, name, *args):
+        return getattr(self.connector, name)(*args)
 
     def set_weights(self, weights):
         self.weights = weights

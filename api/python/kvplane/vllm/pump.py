@@ -36,7 +36,7 @@ class Pump(link.Engine):
         self._fingerprint = fingerprint
         self.token = link.Token()
         self.shares_as = ""
-        """Name of the weights in whose lineage it is; "": in one of its own, or none."""
+        """Name of the weights in whose lineage it is, as the daemon has told since it attached; "": in one of its own, or none."""
         self._on_attached = on_attached
         self.on_disconnected = on_disconnected
         if fingerprint is not None:
@@ -127,6 +127,7 @@ class Pump(link.Engine):
 
     def disconnected(self, reason: int) -> None:
         log.info("kvplane %s: no daemon (%s); serving without a store", self.name, self.session.strerror(reason))
+        self.shares_as = ""
         self.on_disconnected()
         self.session.reattach()
 

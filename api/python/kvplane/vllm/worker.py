@@ -126,7 +126,7 @@ class Worker:
         if isinstance(self._memory, Direct):
             done = threading.Event()
             self._pump.post(lambda: self._detach(done))
-            if not done.wait(max(1.0, end - time.monotonic())):
+            if not done.wait(max(TRANSFER_S, end - time.monotonic())):
                 self._pump.post(self._keep)
                 raise TimeoutError("kvplane: the daemon did not give up the KV cache's memory")
             self._memory.close()  # a descriptor keeps memory as well

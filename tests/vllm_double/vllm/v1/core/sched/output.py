@@ -1,17 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's scheduler and workers tell each other, as far as a KV connector sees it (docs/vllm-facts.md)."""
 from dataclasses import dataclass, field
-
-import model
-
-
-@dataclass
-class FullAttentionSpec:
-    block_size: int
-    num_kv_heads: int = 1
-    head_size: int = model.ROW
-    dtype: str = "uint8"
-    page_size_bytes: int = 0
 
 
 @dataclass
@@ -40,14 +28,3 @@ class SchedulerOutput:
     finished_req_ids: set = field(default_factory=set)
     preempted_req_ids: set = field(default_factory=set)
     kv_connector_metadata: object = None
-
-
-@dataclass
-class KVConnectorOutput:
-    finished_sending: set = None
-    finished_recving: set = None
-    failed_recving: set = field(default_factory=set)
-    invalid_block_ids: set = field(default_factory=set)
-    kv_connector_stats: object = None
-    kv_cache_events: object = None
-    kv_connector_worker_meta: object = None
