@@ -383,6 +383,9 @@ static bool take(struct kvp_engine_call *call, const void *msg)
     case KVB_LINK_PAUSE:
         call->mode = ((const struct kvb_link_pause *)msg)->mode;
         break;
+    case KVB_LINK_LINEAGE:
+        call->engine->known.left |= ((const struct kvb_link_lineage *)msg)->left;
+        break;
     case KVB_LINK_RESET_LOCAL:
         call->preempt = ((const struct kvb_link_reset_local *)msg)->preempt;
         break;
@@ -464,7 +467,8 @@ static void op_call(void *impl, enum kvb_link_type type, const void *msg, uint64
         call->type = KVB_LINK_FINGERPRINT;
     }
     if (call->type == KVB_LINK_LINEAGE || call->type == KVB_LINK_FINGERPRINT) {
-        /* A lineage says whose KV may be found, and none is looked for. */
+        /* A lineage says whose KV may be found, and none is looked for here; a connector of the
+         * server's own is told by the reset that follows a leave. */
         kvb_list_push_back(&engine->beside, &call->link);
         kvb_sched_post(sched, &call->event);
     } else if (type == KVB_LINK_RELAY) {

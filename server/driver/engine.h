@@ -35,6 +35,9 @@ struct kvp_known {
     bool no_pause;      /* there is no such route */
     bool no_release_kv; /* vLLM: nor /release_kv_cache_memory */
     bool no_sleep;      /* vLLM: nor sleep mode */
+    bool no_connector;  /* vLLM: it shares KV with nobody */
+    bool connector;     /* vLLM: it does, by a connector of its own; neither: it has not said */
+    bool left; /* and what it has shared by now is of before: the next reset is of that, too */
     char model[KVB_MODEL_MAX];
     uint32_t max_model_len;
 };

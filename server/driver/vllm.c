@@ -136,6 +136,12 @@ static void begin_resume(struct kvp_engine_call *call)
 
 static void begin_reset(struct kvp_engine_call *call);
 
+/* What it shares by a connector is to be cleared as well: no rule of lineages holds there. */
+static bool outside(const struct kvp_known *known)
+{
+    return known->left && !known->no_connector;
+}
+
 static void begin_reset_again(struct kvp_engine_call *call, const struct kvp_web_answer *none)
 {
     (void)none;
@@ -153,6 +159,15 @@ static void end_busy(struct kvp_engine_call *call, uint32_t held)
     kvp_engine_call_end_with(call, KVB_ERR_BUSY, &reply);
 }
 
+static void begin_reset_inside(struct kvp_engine_call *call);
+
+/* What it shares by its connector is cleared with it, or it has none: from here on all is anew. */
+static void end_reset(struct kvp_engine_call *call)
+{
+    call->engine->known.left = false;
+    kvp_engine_call_end(call, KVB_OK);
+}
+
 /* It has not said whether it was: it was, if nothing held a block. */
 static void on_reset_load(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
@@ -163,7 +178,22 @@ static void on_reset_load(struct kvp_engine_call *call, const struct kvp_web_ans
     } else if (load.running > 0) {
         end_busy(call, load.running);
     } else {
-        kvp_engine_call_end(call, KVB_OK);
+        end_reset(call);
+    }
+}
+
+/* The one answer is for both: whether blocks are held, or its connector could not. */
+static void on_reset_inside(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
+{
+    if (!kvp_answer_ok(answer)) {
+        kvp_engine_call_fail(call, answer);
+    } else if (flag_of(answer, "success") == 0) {
+        end_busy(call, 1);
+    } else if (call->engine->known.connector) {
+        kvp_engine_say(call->engine, "what its connector shares could not be cleared");
+        kvp_engine_call_end(call, KVB_ERR_UNAVAILABLE);
+    } else { /* older ones say so where there is none */
+        end_reset(call);
     }
 }
 
@@ -178,21 +208,31 @@ static void on_reset(struct kvp_engine_call *call, const struct kvp_web_answer *
         kvp_engine_call_fail(call, answer);
     } else if (success >= 0) {
         if (success != 0) {
-            kvp_engine_call_end(call, KVB_OK);
+            end_reset(call);
+        } else if (outside(known)) {
+            begin_reset_inside(call);
         } else {
             end_busy(call, 1);
         }
     } else if (known->paused && known->mode != KVB_PAUSE_KEEP) {
-        kvp_engine_call_end(call, KVB_OK);
+        end_reset(call);
     } else {
         kvp_engine_call_get(call, on_reset_load, "/metrics");
     }
 }
 
+static void begin_reset_inside(struct kvp_engine_call *call)
+{
+    kvp_engine_call_post(call, on_reset_inside, NULL,
+                         "/reset_prefix_cache?reset_running_requests=%s",
+                         call->preempt ? "true" : "false");
+}
+
 static void begin_reset(struct kvp_engine_call *call)
 {
-    kvp_engine_call_post(call, on_reset, NULL, "/reset_prefix_cache?reset_running_requests=%s",
-                         call->preempt ? "true" : "false");
+    kvp_engine_call_post(call, on_reset, NULL, "/reset_prefix_cache?reset_running_requests=%s%s",
+                         call->preempt ? "true" : "false",
+                         outside(&call->engine->known) ? "&reset_external=true" : "");
 }
 
 /* ---- release ---- */
@@ -444,6 +484,10 @@ static void on_server_info(struct kvp_engine_call *call, const struct kvp_web_an
     const char *text = kvp_answer_ok(answer) ? answer->body : "";
     call->engine->known.no_sleep = strstr(text, "\"enable_sleep_mode\":false") != NULL ||
                                    strstr(text, "\"enable_sleep_mode\": false") != NULL;
+    call->engine->known.no_connector = strstr(text, "\"kv_transfer_config\":null") != NULL ||
+                                       strstr(text, "\"kv_transfer_config\": null") != NULL;
+    call->engine->known.connector =
+        !call->engine->known.no_connector && strstr(text, "\"kv_transfer_config\":") != NULL;
     kvp_engine_call_get(call, on_world_size, "/get_world_size");
 }
 

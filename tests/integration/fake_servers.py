@@ -56,6 +56,8 @@ class Server:
 
     # ---- its process ----
 
+    connector = None  # it shares KV by one: True, or False where that cannot be reset
+
     def boot(self):
         """State as after a start."""
         self.boots += 1
@@ -69,6 +71,7 @@ class Server:
         self.weights = 0
         self.version_name = "default"
         self.cache = None  # the weights that it was computed with
+        self.shared = None  # the same, of what it has put where others find it
 
     def start(self):
         self.boot()
@@ -248,7 +251,9 @@ class Server:
                 self.wrong(f"scheduled while {sorted(self.asleep)} asleep")
             if self.cache not in (None, self.weights):
                 self.wrong(f"cache of weights {self.cache} served with {self.weights}")
-            self.cache = self.weights
+            if self.connector is not None and self.shared not in (None, self.weights):
+                self.wrong(f"shared KV of weights {self.shared} got with {self.weights}")
+            self.cache = self.shared = self.weights
             self.running += 1
             hold = body.get("hold")
             if hold or self.WORK_S:
@@ -370,10 +375,15 @@ class Vllm(Server):
 
     def reset(self, query, body):
         preempt = query.get("reset_running_requests", ["false"])[0] == "true"
+        external = query.get("reset_external", ["false"])[0] == "true"
         with self.lock:
             ok = self.running == 0 or preempt
             if ok:
                 self.cache = None
+            if external and self.connector:
+                self.shared = None
+            if external and not self.connector:  # none, of older ones, too
+                ok = ok and self.connector is None and self.version == "new"
         return 200, {"success": ok} if self.version != "old" else None
 
     def metrics(self, query, body):
@@ -446,7 +456,9 @@ class Vllm(Server):
         return 200, {"world_size": 2}
 
     def server_info(self, query, body):
-        return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": True}}, "vllm_env": {}, "system_env": {}}
+        transfer = None if self.connector is None else {"kv_connector": "SomeConnector"}
+        return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": True}, "kv_transfer_config": transfer},
+                     "vllm_env": {}, "system_env": {}}
 
     def checker(self, query, body):
         return 200, {"checksums": {}}

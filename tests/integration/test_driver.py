@@ -84,6 +84,36 @@ class OneServer(Driven):
         daemon.ok("/wake_up")
         self.expect_safe()
 
+    def test_what_a_server_shares_by_its_own_connector_is_cleared_where_its_lineage_is_left(self):
+        vllm = fake_servers.Vllm(name="v")
+        vllm.connector = True
+        daemon = self.serve(vllm)
+
+        def computes():
+            self.assertEqual(post(vllm, "/v1/completions")[0], 200)
+            self.assertIsNotNone(vllm.shared)
+
+        for verb, body, kept in (("/reset_prefix_cache?reset_external=true", None, False), ("/reset_prefix_cache", None, True),
+                                 ("/pause?clear_cache=true", None, False), ("/pause?clear_cache=false", None, True),
+                                 ("/update_weights", {"update_info": {}}, False)):
+            computes()
+            daemon.ok(verb, body)
+            until(f"{verb}: kept {kept}", lambda k=kept: (vllm.shared is not None) == k)
+            daemon.ok("/resume")
+            vllm.shared = None
+        # One that cannot: nothing is answered as done.
+        vllm.connector = False
+        self.assertFalse(daemon.post("/reset_prefix_cache?reset_external=true")[1]["success"])
+        code, answer = daemon.post("/sleep")
+        self.assertEqual(code, 503, answer)
+        self.assertEqual(vllm.asleep, {})
+        vllm.connector = True
+        computes()
+        daemon.ok("/sleep")
+        daemon.ok("/wake_up")
+        computes()
+        self.expect_safe()
+
     def test_older_versions_of_vllm_are_told_by_asking(self):
         for version in ("aug", "old"):
             with self.subTest(version):

@@ -551,6 +551,14 @@ row("gate_loads_nothing", "P3", "the gate loads no library", "server/gate.c", "t
 kvb_status_t kvp_gate_check(const struct kvp_gate_facts *facts, char *error)
 {
     (void)dlopen("libibverbs.so.1", 1);""")
+row("driven_connector_is_told", "P1", "what a driven server shares by its own connector is cleared where its lineage is left", "server/driver/vllm.c",
+    "it_driver:OneServer.test_what_a_server_shares_by_its_own_connector_is_cleared_where_its_lineage_is_left",
+    "return known->left && !known->no_connector;",
+    "return false && known->left;")
+row("driven_connector_that_fails_is_told_of", "P1", "a reset that such a connector has not done is none", "server/driver/vllm.c",
+    "it_driver:OneServer.test_what_a_server_shares_by_its_own_connector_is_cleared_where_its_lineage_is_left",
+    "} else if (call->engine->known.connector) {",
+    "} else if (false) {")
 row("gate_holds_at_the_routes", "P3", "without sleep mode no route gives memory up", "server/control/control.c", "test_control, it_gate",
     "if (control->config.never_sleeps && gives_memory_up(&ask)) {",
     "if (false) {")
