@@ -66,8 +66,8 @@ kvb_status_t kvp_upstream_create(const struct kvp_config *config, struct kvb_met
         status = kvp_proxy_set_target(upstream->proxy, "", config->upstream);
     }
     for (uint32_t i = 0; i < config->nengines && status == KVB_OK; i++) {
-        status = kvp_proxy_set_target(upstream->proxy, config->engines[i].name,
-                                      config->engines[i].url);
+        status =
+            kvp_proxy_set_target(upstream->proxy, config->engines[i].name, config->engines[i].url);
     }
     return status;
 }
@@ -82,6 +82,13 @@ void kvp_upstream_destroy(struct kvp_upstream *upstream)
 }
 
 /* A pause that a sleep has begun with is the sleep already: nothing is to arrive any more. */
+static bool falls_asleep(const struct kvp_view *view)
+{
+    return view->operation_id != 0 && view->scheduler != KVP_SCHEDULER_RUNNING &&
+           (view->operation == KVP_OP_SLEEP || view->operation == KVP_OP_RELEASE_KV ||
+            view->operation == KVP_OP_RELEASE);
+}
+
 static enum kvp_target_state state_of(const struct kvp_view *view)
 {
     const unsigned sleeps = KVP_STOPPED_BY_SLEEP | KVP_STOPPED_BY_RELEASE | KVP_STOPPED_BY_SLEEP0 |
@@ -89,7 +96,8 @@ static enum kvp_target_state state_of(const struct kvp_view *view)
     if (!view->attached) {
         return KVP_TARGET_GONE;
     }
-    if (view->is_sleeping || view->degraded || (view->stopped_by & sleeps) != 0) {
+    if (view->is_sleeping || view->degraded || (view->stopped_by & sleeps) != 0 ||
+        falls_asleep(view)) {
         return KVP_TARGET_ASLEEP;
     }
     return view->scheduler == KVP_SCHEDULER_RUNNING ? KVP_TARGET_RUNNING : KVP_TARGET_PAUSED;

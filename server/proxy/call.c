@@ -195,10 +195,9 @@ void kvp_call_free(struct kvp_proxy_call *call)
     free(call);
 }
 
-static void post_locked(struct kvp_proxy_call *call, enum kvp_post post)
-    KVB_REQUIRES(call->proxy->lock)
+static void post_locked(struct kvp_proxy *proxy, struct kvp_proxy_call *call, enum kvp_post post)
+    KVB_REQUIRES(proxy->lock)
 {
-    struct kvp_proxy *proxy = call->proxy;
     static const uint64_t one = 1;
 
     call->posts |= (unsigned)post;
@@ -213,9 +212,11 @@ static void post_locked(struct kvp_proxy_call *call, enum kvp_post post)
 
 void kvp_call_post(struct kvp_proxy_call *call, enum kvp_post post)
 {
-    kvb_mutex_lock(&call->proxy->lock);
-    post_locked(call, post);
-    kvb_mutex_unlock(&call->proxy->lock);
+    struct kvp_proxy *proxy = call->proxy;
+
+    kvb_mutex_lock(&proxy->lock);
+    post_locked(proxy, call, post);
+    kvb_mutex_unlock(&proxy->lock);
 }
 
 bool kvp_proxy_begin(struct kvp_proxy *proxy, const struct kvp_proxy_head *head,
@@ -251,7 +252,7 @@ bool kvp_proxy_begin(struct kvp_proxy *proxy, const struct kvp_proxy_head *head,
         proxy->nheld += call->held;
         proxy->calls++;
         if (!call->small || call->body_len == 0) {
-            post_locked(call, KVP_POST_BEGIN);
+            post_locked(proxy, call, KVP_POST_BEGIN);
         }
     }
     kvb_mutex_unlock(&proxy->lock);
@@ -441,7 +442,7 @@ void kvp_proxy_end(struct kvp_proxy_call *call)
     kvb_mutex_lock(&proxy->lock);
     bool gone = call->finished && kvb_list_empty(&call->posted);
     if (!gone) {
-        post_locked(call, KVP_POST_END);
+        post_locked(proxy, call, KVP_POST_END);
     }
     kvb_mutex_unlock(&proxy->lock);
     kvb_mutex_unlock(&call->lock);
