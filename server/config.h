@@ -93,7 +93,7 @@
     X(upstream, TEXT, "upstream", "", "",                                                          \
       "http://HOST:PORT or https://HOST:PORT of the engine's own server: every request that is "   \
       "for no route of this one is passed on to it, and its answer back; empty: to those of "      \
-      "engine, or, without any, such requests are 404")                                                                                   \
+      "engine, or, without any, such requests are 404")                                            \
     X(upstream_while_paused, CHOICE, "upstream-while-paused", "pass", "pass hold refuse",          \
       "what becomes of a request that would generate while the engine is paused: pass, as "        \
       "engines queue it themselves; hold keeps it here until it runs; refuse answers 503")         \
@@ -125,7 +125,7 @@
     X(engine, LIST, "engine", "", "",                                                              \
       "KIND=[NAME@]URL of an unmodified server that is driven by its own routes, as "              \
       "vllm=http://10.0.0.1:8000 or sglang=policy@http://10.0.0.2:30000; without NAME: "           \
-      "engine-0, engine-1 and so on; separated by commas, or given again")                                \
+      "engine-0, engine-1 and so on; separated by commas, or given again")                         \
     X(engine_token_file, TEXT, "engine-token-file", "", "",                                        \
       "file whose first line is sent to these servers as bearer token")                            \
     X(engine_health_interval, TIME, "engine-health-interval", "2s", "10ms 10m",                    \

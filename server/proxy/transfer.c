@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK (64l << 10) /* bytes of a body that libcurl asks for at once: fewer than a ring has  \
-                           */
+#define CHUNK (64l << 10) /* bytes that libcurl asks for at once: fewer than a ring has */
 
 static void touch_byte(struct kvp_proxy_call *call)
 {
