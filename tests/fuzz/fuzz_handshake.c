@@ -9,27 +9,14 @@
  *
  * Nobody is admitted whose proof was not right, nobody is served by a node whose was not.
  */
-#define TESTS_PLAIN 1
 #define TCP_SIM_LEN (64ull << 10)
-#include "fuzz.h"
-#include "tcp_sim.h"
-
-#include "base/log.h"
+#include "fuzz_lane.h"
 
 struct fuzz {
-    struct tcp_sim rig;
-    struct tcp_raw raw;
+    struct fuzz_lane lane;
     bool node; /* which it plays */
-    bool met;
     bool proved;
 };
-
-static void put(uint8_t *out, uint64_t value, int n)
-{
-    for (int b = 0; b < n; b++) {
-        out[b] = (uint8_t)(value >> 8 * b);
-    }
-}
 
 /* A message as it should be. */
 static size_t make(struct fuzz *fuzz, enum tcp_message type,
@@ -39,23 +26,23 @@ static size_t make(struct fuzz *fuzz, enum tcp_message type,
     uint8_t payload[KVT_PAYLOAD_MAX] = {0};
     size_t len = 0;
     kvb_status_t status = KVB_OK;
-    struct kvt_peer_common own = fuzz->rig.common;
+    struct kvt_peer_common own = fuzz->lane.rig.common;
     own.silence_ms = 3000;
     switch (type) {
     case TCP_HELLO:
     case TCP_CHALLENGE:
-        kvt_greeting_make(&kvt_tcp_protocol, &own, &fuzz->rig.sim.random, payload, &len);
+        kvt_greeting_make(&kvt_tcp_protocol, &own, &fuzz->lane.rig.sim.random, payload, &len);
         break;
     case TCP_PROOF:
-        status = kvt_proof_make(&kvt_tcp_protocol, &own, &fuzz->raw.shake, payload);
+        status = kvt_proof_make(&kvt_tcp_protocol, &own, &fuzz->lane.raw.shake, payload);
         len = KVT_PROOF_LEN;
         break;
     case TCP_ADMITTED:
-        status =
-            kvt_identity_make(&kvt_tcp_protocol, &own, &fuzz->raw.shake, &identity, payload, &len);
+        status = kvt_identity_make(&kvt_tcp_protocol, &own, &fuzz->lane.raw.shake, &identity,
+                                   payload, &len);
         break;
     case TCP_REFUSED:
-        put(payload, (uint64_t)(int64_t)KVB_ERR_REFUSED, 4);
+        kvb_le_put32(payload, (uint32_t)KVB_ERR_REFUSED);
         len = 4;
         break;
     case TCP_ALIVE:
@@ -71,9 +58,9 @@ static void remember(struct fuzz *fuzz, enum tcp_message type, const uint8_t *fr
     size_t n = len - KVB_FRAME_HEADER_LEN;
     n = n < KVT_PAYLOAD_MAX ? n : KVT_PAYLOAD_MAX;
     if (type == (fuzz->node ? TCP_CHALLENGE : TCP_HELLO)) {
-        memcpy(fuzz->node ? fuzz->raw.shake.challenge : fuzz->raw.shake.hello,
+        memcpy(fuzz->node ? fuzz->lane.raw.shake.challenge : fuzz->lane.raw.shake.hello,
                frame + KVB_FRAME_HEADER_LEN, n);
-        *(fuzz->node ? &fuzz->raw.shake.challenge_len : &fuzz->raw.shake.hello_len) = n;
+        *(fuzz->node ? &fuzz->lane.raw.shake.challenge_len : &fuzz->lane.raw.shake.hello_len) = n;
     }
 }
 
@@ -82,11 +69,11 @@ static void listen(struct fuzz *fuzz)
 {
     uint8_t payload[KVT_PAYLOAD_MAX];
     uint16_t wanted = fuzz->node ? TCP_HELLO : TCP_CHALLENGE;
-    if (tcp_raw_type(&fuzz->raw) != wanted) {
+    if (tcp_raw_type(&fuzz->lane.raw) != wanted) {
         return;
     }
-    size_t len = tcp_raw_take(&fuzz->raw, payload);
-    struct kvt_handshake *shake = &fuzz->raw.shake;
+    size_t len = tcp_raw_take(&fuzz->lane.raw, payload);
+    struct kvt_handshake *shake = &fuzz->lane.raw.shake;
     kvb_status_t status =
         kvt_greeting_take(payload, len, fuzz->node ? shake->hello : shake->challenge,
                           fuzz->node ? &shake->hello_len : &shake->challenge_len);
@@ -108,10 +95,10 @@ static void say_one(struct fuzz *fuzz, const uint8_t *record, size_t len)
     memcpy(frame + at, record + 4, len);
     total = at + len > total ? at + len : total;
     if (total >= KVB_FRAME_HEADER_LEN && (how & 2) != 0) {
-        put(frame + 16, total - KVB_FRAME_HEADER_LEN, 4);
+        kvb_le_put32(frame + 16, (uint32_t)(total - KVB_FRAME_HEADER_LEN));
     }
     if (total >= KVB_FRAME_HEADER_LEN && (how & 1) != 0) {
-        put(frame + 20, XXH32(frame, 20, 0), 4);
+        kvb_le_put32(frame + 20, XXH32(frame, 20, 0));
     }
     if ((how & 8) != 0 && total >= KVB_FRAME_HEADER_LEN) {
         remember(fuzz, type, frame, total);
@@ -120,17 +107,17 @@ static void say_one(struct fuzz *fuzz, const uint8_t *record, size_t len)
         type == TCP_PROOF && made > 0 &&
         memcmp(frame + KVB_FRAME_HEADER_LEN, right + KVB_FRAME_HEADER_LEN, KVT_PROOF_LEN) == 0;
     fuzz->proved = fuzz->proved || right_proof || (how & 16) != 0; /* whatever that was */
-    (void)tcp_raw_say(&fuzz->raw, frame, total);
-    sim_settle(&fuzz->rig.sim);
+    (void)tcp_raw_say(&fuzz->lane.raw, frame, total);
+    sim_settle(&fuzz->lane.rig.sim);
     listen(fuzz);
     if ((how & 4) != 0) {
-        sim_advance(&fuzz->rig.sim, 700);
+        sim_advance(&fuzz->lane.rig.sim, 700);
     }
 }
 
 static void say_all(struct fuzz *fuzz, const uint8_t *data, size_t size)
 {
-    while (size >= 4 && !fuzz->raw.over) {
+    while (size >= 4 && !fuzz->lane.raw.over) {
         size_t len = data[3] < size - 4 ? data[3] : size - 4;
         say_one(fuzz, data, len);
         data += 4 + len;
@@ -138,46 +125,27 @@ static void say_all(struct fuzz *fuzz, const uint8_t *data, size_t size)
     }
 }
 
-static void accept_raw(void *ctx, int fd)
-{
-    struct fuzz *fuzz = ctx;
-    struct kvt_net *net = &fuzz->rig.net.base;
-    struct kvt_socket *socket;
-    kvb_status_t status = net->ops->adopt(net, fd, &socket);
-    kvb_assert(status == KVB_OK);
-    if (fuzz->met) { /* one that comes later is not talked to */
-        net->ops->close(socket);
-        return;
-    }
-    fuzz->met = true;
-    tcp_raw_own(&fuzz->raw, net, socket);
-}
-
 static void as_node(struct fuzz *fuzz, const uint8_t *data, size_t size, size_t step)
 {
-    fuzz->rig.side.accept = accept_raw;
-    fuzz->rig.side.ctx = fuzz;
-    tcp_sim_peer(&fuzz->rig, (struct kvt_tcp_peer_config){.lanes = 1});
-    sim_settle(&fuzz->rig.sim);
-    kvb_assert(fuzz->met);
+    fuzz_lane_as_node(&fuzz->lane, 0);
+    sim_settle(&fuzz->lane.rig.sim);
+    kvb_assert(fuzz->lane.met);
     listen(fuzz);
-    fuzz->rig.net.step = step;
+    fuzz->lane.rig.net.step = step;
     say_all(fuzz, data, size);
-    kvb_assert(!fuzz->rig.up || kvt_name_valid(fuzz->rig.hello.name, strlen(fuzz->rig.hello.name)));
-    tcp_raw_close(&fuzz->raw);
-    sim_advance(&fuzz->rig.sim, 10000);
-    kvb_assert(!fuzz->rig.up);
+    kvb_assert(!fuzz->lane.rig.up ||
+               kvt_name_valid(fuzz->lane.rig.hello.name, strlen(fuzz->lane.rig.hello.name)));
+    fuzz_lane_leave_peer(&fuzz->lane);
+    kvb_assert(!fuzz->lane.rig.up);
 }
 
 static void as_client(struct fuzz *fuzz, const uint8_t *data, size_t size, size_t step)
 {
-    tcp_raw_connect(&fuzz->raw, &fuzz->rig);
-    fuzz->rig.net.step = step;
+    tcp_raw_connect(&fuzz->lane.raw, &fuzz->lane.rig);
+    fuzz->lane.rig.net.step = step;
     say_all(fuzz, data, size);
-    kvb_assert(fuzz->rig.node.sessions == 0 || fuzz->proved);
-    tcp_raw_close(&fuzz->raw);
-    sim_settle(&fuzz->rig.sim);
-    kvb_assert(fuzz->rig.node.sessions == 0 && fuzz->rig.node.running == 0);
+    kvb_assert(fuzz->lane.rig.node.sessions == 0 || fuzz->proved);
+    fuzz_lane_leave_node(&fuzz->lane);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -187,15 +155,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     struct fuzz *fuzz = calloc(1, sizeof *fuzz);
     kvb_assert(fuzz != NULL);
-    tcp_sim_open(&fuzz->rig, NULL);
-    kvb_log_threshold = KVB_LOG_ERROR;
+    fuzz_lane_open(&fuzz->lane);
     fuzz->node = (data[0] & 1) != 0;
     if (fuzz->node) {
         as_node(fuzz, data + 1, size - 1, data[0] >> 1);
     } else {
         as_client(fuzz, data + 1, size - 1, data[0] >> 1);
     }
-    tcp_sim_close(&fuzz->rig);
+    tcp_sim_close(&fuzz->lane.rig);
     free(fuzz);
     return 0;
 }

@@ -81,36 +81,63 @@ static void judge_ends(const uint8_t *in, size_t len)
 {
     uint64_t checksum;
     kvb_status_t status;
+    uint8_t again[RWIRE_DONE_LEN];
+    _Static_assert(RWIRE_VERDICT_LEN <= RWIRE_DONE_LEN && RWIRE_REJECT_LEN <= RWIRE_DONE_LEN,
+                   "they fit");
     if (len >= RWIRE_DONE_LEN && rwire_done_unpack(in, &status, &checksum) == KVB_OK) {
-        kvb_assert(status <= 0);
+        rwire_done_pack(status, checksum, again);
+        kvb_assert(status <= 0 && memcmp(again, in, RWIRE_DONE_LEN) == 0);
     }
     if (len >= RWIRE_VERDICT_LEN && rwire_verdict_unpack(in, &status) == KVB_OK) {
-        kvb_assert(status <= 0);
+        rwire_verdict_pack(status, again);
+        kvb_assert(status <= 0 && memcmp(again, in, RWIRE_VERDICT_LEN) == 0);
     }
     if (len >= 4) {
-        kvb_assert(rwire_refusal(in) < 0);
+        status = rwire_refusal(in);
+        rwire_refusal_pack(status, again);
+        kvb_assert(status < 0 && (status == KVB_ERR_PROTOCOL || memcmp(again, in, 4) == 0));
     }
-    kvb_assert(rwire_reject_status(in, len) < 0);
+    if (len >= RWIRE_PACKET_LEN) {
+        const struct rwire_packet packet = rwire_packet_unpack(in);
+        rwire_packet_pack(&packet, again);
+        kvb_assert(memcmp(again, in, RWIRE_PACKET_LEN) == 0);
+    }
 }
 
+static void judge_reject(const uint8_t *in, size_t len)
+{
+    uint8_t again[RWIRE_REJECT_LEN];
+    kvb_status_t status = rwire_reject_status(in, len);
+    rwire_reject_pack(status, again);
+    kvb_assert(status < 0);
+    kvb_assert(status == KVB_ERR_UNAVAILABLE || memcmp(again, in, RWIRE_REJECT_LEN) == 0);
+}
+
+/* What is taken has room for its head, and no more than its type may have. */
 static void judge_frame(const uint8_t *in, size_t len)
 {
-    if (len >= 18) {
+    enum { TEXT_MAX = 4096, EXTENTS_BYTES = RWIRE_EXTENTS_MAX * RWIRE_EXTENT_LEN };
+    if (len >= 16) {
         const struct kvb_frame frame = {.type = (uint16_t)kvb_le_get(in, 2),
                                         .flags = (uint16_t)kvb_le_get(in + 2, 2),
                                         .seq = kvb_le_get(in + 4, 8),
                                         .len = (uint32_t)kvb_le_get(in + 12, 4)};
-        kvb_status_t status = rwire_frame_check(&frame, 4096);
-        kvb_assert(status == KVB_OK || status == KVB_ERR_PROTOCOL);
+        bool reply = (frame.flags & KVB_FRAME_REPLY) != 0;
+        if (rwire_frame_check(&frame, TEXT_MAX) == KVB_OK) {
+            kvb_assert(frame.type != 0 && frame.len <= RWIRE_ANSWER_LEN + TEXT_MAX + EXTENTS_BYTES);
+            kvb_assert(frame.type > KVT_TYPE_MAX ||
+                       frame.len >= (reply ? RWIRE_ANSWER_LEN : RWIRE_QUESTION_LEN));
+        }
     }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static void (*const judges[])(const uint8_t *in, size_t len) = {
-        judge_connect, judge_question, judge_answer, judge_grant, judge_ends, judge_frame};
+        judge_connect, judge_question, judge_answer, judge_grant,
+        judge_ends,    judge_frame,    judge_reject};
     if (size > 0 && size < 1 << 20) {
-        judges[data[0] % 6](data + 1, size - 1);
+        judges[data[0] % 7](data + 1, size - 1);
     }
     return 0;
 }

@@ -31,8 +31,10 @@ TOOLS = {
     "connector_explorer": [],
     "ticket_explorer": [],
 }
+# A fuzzer (fuzz_NAME) is of the build that fuzzes; it begins with its corpus.
+FUZZ_S = 120
 ENVIRONMENT = {"KVPLANE_STATES": os.environ.get("KVPLANE_STATES", "700000"), "LC_ALL": "C"}
-LIMIT_S = {"simulate": 900, "it": 300, "": 300}
+LIMIT_S = {"simulate": 900, "it": 300, "fuzz": FUZZ_S + 120, "": 300}
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, HERE)
@@ -115,9 +117,10 @@ class Test:
         self.name, *self.arguments = shlex.split(text)
         self.name, _, self.filter = self.name.partition("/")
         self.integration = self.name.startswith("it_")
-        self.tool = self.name in TOOLS
+        self.fuzzer = self.name.startswith("fuzz_")
+        self.tool = self.name in TOOLS or self.fuzzer
         self.program = "kvplane" if self.integration else self.name
-        self.build = builds["tools" if self.tool else "tests"]
+        self.build = builds["fuzz" if self.fuzzer else "tools" if self.tool else "tests"]
 
     def script(self):
         return os.path.join(ROOT, "tests/integration", "test_" + self.name[3:].split(":")[0] + ".py")
@@ -126,10 +129,15 @@ class Test:
         own = [os.path.join(ROOT, path) for path in self.build.own_sources(self.program)]
         return "\0".join(read(path) for path in ([self.script()] if self.integration else own))
 
-    def run(self, program):
-        """None: it held. Else what failed."""
+    def run(self, program, sound=False):
+        """None: it held. Else what failed. sound: as it should hold, so that a fuzzer only replays its corpus."""
         environment = dict(os.environ, **ENVIRONMENT)
-        if self.integration:
+        found = tempfile.TemporaryDirectory()
+        if self.fuzzer:
+            corpus = os.path.join(ROOT, "tests/fuzz/corpus", self.name)
+            command = [program, "-seed=1", "-print_final_stats=1", f"-artifact_prefix={found.name}/",
+                       "-runs=0" if sound else f"-max_total_time={FUZZ_S}", found.name, corpus]
+        elif self.integration:
             one = self.name.split(":")[1:]
             command = [sys.executable, self.script(), *one]
             environment.update(KVPLANE_PROGRAM=program, KVPLANE_PROXY=os.path.join(self.build.folder, "kvplane_proxy"),
@@ -138,8 +146,8 @@ class Test:
             command = [program, *(self.arguments or TOOLS[self.name])]
         else:
             command = [program, "--fail-fast", *([f"--filter={self.filter}"] if self.filter else [])]
-        limit = LIMIT_S["it" if self.integration else self.name if self.name in LIMIT_S else ""]
-        with tempfile.TemporaryFile("w+", errors="replace") as out:
+        limit = LIMIT_S["it" if self.integration else "fuzz" if self.fuzzer else self.name if self.name in LIMIT_S else ""]
+        with found, tempfile.TemporaryFile("w+", errors="replace") as out:
             process = subprocess.Popen(command, cwd=self.build.folder, env=environment, stdin=subprocess.DEVNULL, stdout=out,
                                        stderr=subprocess.STDOUT, start_new_session=True)
             try:
@@ -150,12 +158,22 @@ class Test:
                 return "(did not end)"
             out.seek(0)
             text = out.read()
+        if self.fuzzer:
+            return None if status == 0 else what_a_fuzzer_found(text)
         if status == 0:
             if not self.tool and not self.integration and "Tested: 0 " in text:
                 return "(tested nothing)"
             return None
         found = re.search(r"(?:FAIL|CRASH)\S*\] (\w+::\w+)|^(?:FAIL|ERROR): (\w+)|^(seed \d+[,:] .*)|^simulate: failed (seed=\d+)|^.*(VIOLATION.*)", text, re.M)
         return next(group for group in found.groups() if group)[:150] if found else f"(status {status})"
+
+
+def what_a_fuzzer_found(text):
+    """And after how many executions, those of its corpus among them."""
+    what = re.search(r'ERROR: (AddressSanitizer: \S+|LeakSanitizer|libFuzzer: out-of-memory)|assertion failed" expression="(.*)" function|runtime error: (.*)', text)
+    execs = re.search(r"^stat::number_of_executed_units: *(\d+)", text, re.M)
+    said = next((group for group in what.groups() if group), "") if what else text.strip().splitlines()[-1]
+    return f"{said[:110]}, {execs.group(1) if execs else '?'} executions"
 
 
 class Results:
@@ -178,8 +196,10 @@ class Results:
 
 
 class Run:
-    def __init__(self, options):
+    def __init__(self, options, rows):
         self.builds = {"tests": Build(options.tests), "tools": Build(options.tools)}
+        if any(row.tests.startswith("fuzz_") for row in rows):
+            self.builds["fuzz"] = Build(options.fuzz)
         folder = os.path.join(ROOT, "build/mutants")
         os.makedirs(folder, exist_ok=True)
         self.results = Results(os.path.join(folder, "results.json"))
@@ -199,7 +219,7 @@ class Run:
                 with open(program, "rb") as file:
                     key = digest(hashlib.sha256(file.read()).hexdigest(), test.sources(), SEEDS)
                 old = self.results.all.get("without:" + test.text, {})
-                mine["failed"] = None if old.get("key") == key else test.run(program)
+                mine["failed"] = None if old.get("key") == key else test.run(program, sound=True)
                 if mine["failed"] is None:
                     self.results.put("without:" + test.text, {"key": key})
         if mine["failed"] is not None:
@@ -327,6 +347,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="so many at a time (one a core)")
     parser.add_argument("--tests", default=os.path.join(ROOT, "build/debug"), help=argparse.SUPPRESS)
     parser.add_argument("--tools", default=os.path.join(ROOT, "build/faults"), help=argparse.SUPPRESS)
+    parser.add_argument("--fuzz", default=os.path.join(ROOT, "build/fuzz"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.check or options.check_page:
         return check(options.check)
@@ -336,7 +357,7 @@ def main():
             print(f"{row.name}\t{row.promise}\t{row.rule}\t{row.file}\t{row.tests}")
         return 0
     began = time.monotonic()
-    run = Run(options)
+    run = Run(options, [] if options.doc else rows)
     if options.doc:
         write_doc(run.results)
         return 0

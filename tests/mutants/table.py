@@ -1205,3 +1205,12 @@ planted("the_ticket_is_looked_at_once", "B25", "a torn read", "a read succeeds w
 planted("a_writer_s_space_is_used_under_it", "B23", "space is used too early", "space of a writer that is late is used although it may write still", "store/core/lease.c", "ticket_explorer --lens deaths",
     "if (kvb_fault_all(KVB_FAULT_TICKET_IGNORED)) {",
     "if (handle != 0) {")
+planted("a_length_is_believed", "B32", "a bound is missing", "a peer says how long its text is, and is believed", "transport/tcp/wire.c", "fuzz_tcp",
+    "head.text_len > text_max ||\n",
+    "text_max == 0 ||\n")
+planted("a_slice_begins_anywhere", "B32", "a bound that is nearly right", "a slice as long as its region may begin anywhere in it", "server/link/regions.c", "fuzz_session",
+    "if (slice->offset > len || slice->len > len - slice->offset) {",
+    "if (slice->offset > len || slice->len > len) {")
+planted("a_key_of_any_length", "B30", "more than its place holds", "hex digits are read without a look at the room", "server/http/params.c", "fuzz_params",
+    "if (len == 0 || len % 2 != 0 || len / 2 > cap ||\n",
+    "if (len == 0 || len % 2 != 0 || cap == 0 ||\n")
