@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vLLM connector (api/python/kvplane/vllm): real daemons and stores, engines that are doubles of vLLM's
-(tests/vllm_double): a scheduler's process and a process of each rank, with the connector in its two roles."""
+(tests/vllm_double): a scheduler's process and a process of each rank, with the connector in its two roles.
+With KVPLANE_TORCH=1 the caches are torch tensors (Debian's python3-torch)."""
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -234,8 +236,11 @@ class Vllm(harness.Case):
             harness.until("a put is on its way", lambda: one.call("steps", count=20) or one.call("report")["used"])
             with self.assertRaisesRegex(RuntimeError, "TimeoutError"):
                 one.call("worker_call", name="release_kv_caches")
+            one.send("worker_call", name="handle_preemptions", args=[["r"]])
+            self.assertFalse(select.select([one.popen.stdout], [], [], 0.3)[0], "what is being read is not given to others")
         finally:
             daemon.popen.send_signal(signal.SIGCONT)
+        one.answer()
         self.assertTrue(one.call("run")["r"]["right"])
         self.assertEqual(daemon.maps("vllm_kv_cache"), held)
         one.call("sleep", level=1)
@@ -315,5 +320,119 @@ class Vllm(harness.Case):
         self.assertIn("no vLLM is installed", done.stdout)
 
 
+class Parts(unittest.TestCase):
+    """What needs no engine."""
+
+    @staticmethod
+    def config(groups=None, **extra):
+        from types import SimpleNamespace as Of
+        spec = type("FullAttentionSpec", (), {"block_size": SIZE, "num_kv_heads": 2, "head_size": 8, "dtype": "bf16", "page_size_bytes": 1})
+        groups = groups or [Of(kv_cache_spec=spec(), layer_names=["l0"])]
+        return Of(
+            kv_transfer_config=Of(kv_connector_extra_config=extra, kv_role="kv_both", engine_id="e"),
+            parallel_config=Of(rank=0, world_size=1, tensor_parallel_size=1),
+            model_config=Of(model="lab/model", dtype="torch.bfloat16", max_model_len=100),
+            cache_config=Of(block_size=SIZE, cache_dtype="auto")), Of(num_blocks=8, kv_cache_groups=groups)
+
+    class Tensor:
+        def __init__(self, shape, stride, base=0):
+            self.shape, self._stride, self._base = shape, stride, base
+
+        def stride(self):
+            return self._stride
+
+        def element_size(self):
+            return 2
+
+        def data_ptr(self):
+            return 4096 + self._base
+
+        def untyped_storage(self):
+            return self
+
+        def nbytes(self):
+            return 1 << 20
+
+    def shape(self, *sizes, stride=None):
+        from kvplane.vllm import layout, settings
+        steps, step = [], 1
+        for n in reversed(sizes):
+            steps.insert(0, step)
+            step *= n
+        tensor = self.Tensor(sizes, stride or tuple(steps))
+        tensor.untyped_storage = lambda: type("S", (), {"data_ptr": lambda s: 4096, "nbytes": lambda s: 1 << 20})()
+        return layout.Shape({"l0": tensor}, [settings.Group(0, SIZE, 0, ("l0",))], 8)
+
+    def test_a_block_is_the_same_bytes_wherever_keys_and_values_part(self):
+        apart, together = self.shape(2, 8, 16, 4), self.shape(8, 2, 16, 4)
+        self.assertEqual(apart.tag, together.tag)
+        self.assertEqual([(span.base, span.step, span.length) for span in apart.spans[0]], [(0, 128, 128), (1024, 128, 128)])
+        self.assertEqual([(span.base, span.step, span.length) for span in together.spans[0]], [(0, 256, 256)])
+        self.assertNotEqual(self.shape(8, 2, 16, 4, 8).tag, self.shape(8, 2, 16, 4, 8, stride=(1024, 512, 8, 128, 1)).tag,
+                            "heads before tokens is another order")
+        kernel = self.shape(2, 32, 4, 4)  # four rows of a kernel's for one block
+        self.assertEqual([(span.base, span.step, span.length) for span in kernel.spans[0]], [(0, 128, 128), (1024, 128, 128)])
+        for sizes, stride in (((8, 2, 16, 4), (256, 128, 4, 1)), ((3, 5), None)):
+            with self.assertRaises(ValueError):
+                self.shape(*sizes, stride=stride)
+
+    def test_what_cannot_work_is_refused_at_the_start(self):
+        from types import SimpleNamespace as Of
+        from kvplane.vllm import settings
+        for extra in ({"sockt": "x"}, {"lookup_timeout_s": 0}, {"lookup_async": "maybe"}, {"instance": 3}, {"memory": "gpu"}):
+            with self.subTest(**extra), self.assertRaisesRegex(ValueError, f"{next(iter(extra))}"):
+                settings.read(*self.config(**extra), 0)
+        mamba = Of(kv_cache_spec=type("MambaSpec", (), {"block_size": SIZE})(), layer_names=["m"])
+        window = Of(kv_cache_spec=type("SlidingWindowSpec", (), {"block_size": SIZE, "sliding_window": 64})(), layer_names=["w"])
+        for groups in ([mamba], [window], []):
+            with self.assertRaises(settings.UnsupportedModel):
+                settings.read(*self.config([*groups] or [Of(kv_cache_spec=mamba.kv_cache_spec, layer_names=[])]), 0)
+        config, cache = self.config()
+        alike = settings.read(config, cache, 0).layout
+        config.model_config.dtype = "torch.float16"
+        self.assertNotEqual(settings.read(config, cache, 0).layout, alike)
+
+    def test_sleep_mode_is_refused_where_a_transport_hands_out_keys(self):
+        from kvplane.vllm import KvplaneConnector
+        self.assertTrue(KvplaneConnector.supports_sleep_mode(None))
+        for name in ("MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK"):
+            os.environ[name] = "0"
+            try:
+                self.assertFalse(KvplaneConnector.supports_sleep_mode(None))
+            finally:
+                del os.environ[name]
+
+    def test_nobody_vouches_once_a_reset_has_come_whoever_has_the_socket(self):
+        from kvplane.vllm import pristine, settings
+        config, cache = self.config(weights_version="v0", instance=f"p{os.getpid()}")
+        config.kv_transfer_config.engine_id = str(uuid.uuid4())
+        read = settings.read(config, cache, 0)
+        self.assertFalse(pristine.is_pristine(read))
+        mine = pristine.Pristine(read)
+        self.assertTrue(pristine.is_pristine(read))
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        try:
+            mine.end()
+            self.assertFalse(pristine.is_pristine(read), "though a child has it open")
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    def test_stats_are_sums(self):
+        from kvplane.vllm import KvplaneConnector
+        one, two = KvplaneConnector.build_kv_connector_stats({"put_blocks": 2}), KvplaneConnector.build_kv_connector_stats()
+        self.assertTrue(two.is_empty())
+        two.add("put_blocks", 3)
+        self.assertEqual(one.aggregate(two).reduce(), {"put_blocks": 5})
+        self.assertEqual(one.taken().data, {"put_blocks": 5})
+        self.assertIsNone(one.taken())
+
+
 if __name__ == "__main__":
+    if TORCH and subprocess.run([PYTHON, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"],
+                                check=False).returncode:
+        print("SKIP: vllm_torch: Debian's python3-torch is not installed (./dev deps torch)")
+        sys.exit(77)
     unittest.main(verbosity=2)

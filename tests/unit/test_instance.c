@@ -1879,3 +1879,53 @@ Test(instance, a_rank_that_comes_while_an_operation_ends_is_none_of_its)
     cr_expect(fake_engine_serves(&w.engine));
     world_close(&w);
 }
+
+/* ---- leaving by itself ---- */
+
+static void on_left(void *arg)
+{
+    *(int *)arg += 1;
+}
+
+Test(instance, an_engine_that_leaves_is_answered_when_every_rank_has_acknowledged_it)
+{
+    struct world w;
+    int left = 0;
+    world_open(&w, 2, true);
+    struct kvb_lineage before = world_view(&w).lineage;
+    w.engine.mute = true;
+    cr_assert(kvp_instance_leave(w.engine.ranks[0].instance, on_left, &left));
+    cr_assert_not(kvp_instance_leave(w.engine.ranks[0].instance, on_left, &left), "one at a time");
+    sim_settle(&w.sim);
+    cr_assert_eq(left, 0);
+    cr_assert_not(world_view(&w).open);
+    cr_assert_not(kvb_lineage_equal(world_view(&w).lineage, before));
+    cr_assert_str_eq(world_view(&w).weights_name, "");
+    w.engine.mute = false;
+    sim_advance(&w.sim, 60000); /* asked again */
+    cr_assert_eq(left, 1);
+    cr_assert(fake_engine_open(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, an_engine_that_leaves_does_not_wait_for_a_rank_that_is_gone)
+{
+    for (uint32_t lost = 0; lost < 2; lost++) {
+        struct world w;
+        int left = 0;
+        world_open(&w, 2, true);
+        w.engine.mute = true;
+        cr_assert(kvp_instance_leave(w.engine.ranks[0].instance, on_left, &left));
+        fake_engine_lose_rank(&w.engine, lost);
+        sim_settle(&w.sim);
+        cr_assert_eq(left, lost == 0 ? 0 : 1, "the scheduler's own is nobody's answer");
+        w.engine.mute = false;
+        fake_engine_attach(&w.engine);
+        sim_advance(&w.sim, 60000);
+        cr_assert(fake_engine_open(&w.engine));
+        cr_assert(kvp_instance_leave(w.engine.ranks[0].instance, on_left, &left));
+        sim_settle(&w.sim);
+        cr_assert_eq(left, lost == 0 ? 1 : 2);
+        world_close(&w);
+    }
+}

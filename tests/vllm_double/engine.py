@@ -467,7 +467,7 @@ class Engine:
         for _ in range(count):
             self.step()
 
-    def worker_call(self, name, *args):
+    def worker_call(self, name, args=()):
         return self.rpc("call", name, *args)
 
     def report(self):

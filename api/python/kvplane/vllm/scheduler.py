@@ -350,9 +350,11 @@ class Scheduler:
         """Leaves the lineage. True: nothing of before can come back, by any way."""
         self._pristine.end()
         self._stats.add("resets")
-        for tracked in self._tracked.values():
-            if tracked.lookup is not None:
-                tracked.lookup.hits = 0
+        for req_id, tracked in list(self._tracked.items()):
+            if not tracked.scheduled and req_id not in self._loading:
+                if tracked.lookup is not None:
+                    self._discard(tracked.lookup)
+                del self._tracked[req_id]  # it has computed nothing: it starts in the next stay
         over = threading.Event()
         results: list[int] = []
 
