@@ -531,7 +531,7 @@ void kvp_lineage_written(struct kvp_lineage *l, const struct kvb_random *random,
 static void note_failure(struct kvp_lineage *l, kvb_status_t status)
 {
     l->reachable = l->reachable && status != KVB_ERR_UNAVAILABLE;
-    l->starved = l->starved || status == KVB_ERR_NO_MEMORY;
+    l->starved |= status == KVB_ERR_NO_MEMORY;
 }
 
 void kvp_lineage_fingerprint(struct kvp_lineage *l, uint32_t ask, kvb_status_t status,

@@ -277,8 +277,8 @@ static bool effect(struct fake_call *call)
         do_restore(rank, &call->msg.restore);
         return true;
     case KVB_LINK_FINGERPRINT:
-        if (engine->no_fingerprint) {
-            call->status = KVB_ERR_UNSUPPORTED;
+        if (engine->no_fingerprint != KVB_OK) {
+            call->status = engine->no_fingerprint;
             return true;
         }
         call->has_reply = true;
@@ -308,7 +308,7 @@ static bool effect(struct fake_call *call)
         if (call->register_) {
             call->status = do_register(call);
         } else if (rank->refuses_unregister) {
-            call->status = KVB_ERR_TIMEOUT;
+            call->status = rank->engine->says != KVB_OK ? rank->engine->says : KVB_ERR_TIMEOUT;
         } else {
             do_unregister(call);
         }
@@ -347,7 +347,9 @@ static void on_call(struct kvb_event *event)
     bool link_only = call->type == KVB_LINK_EVENT || call->type == KVB_LINK_REGISTER_REGION;
     if (link_only && call->fault != FAKE_OK && call->fault != FAKE_DIE &&
         call->fault != FAKE_VANISH && call->fault != FAKE_VANISH_OTHER) {
-        complete(call, call->register_ ? KVB_ERR_NO_MEMORY : KVB_ERR_TIMEOUT);
+        complete(call, engine->says != KVB_OK ? engine->says
+                       : call->register_      ? KVB_ERR_NO_MEMORY
+                                              : KVB_ERR_TIMEOUT);
         return;
     }
     switch (call->fault) {
@@ -358,7 +360,7 @@ static void on_call(struct kvb_event *event)
         }
         return;
     case FAKE_ERROR:
-        complete(call, KVB_ERR_INTERNAL);
+        complete(call, engine->says != KVB_OK ? engine->says : KVB_ERR_INTERNAL);
         return;
     case FAKE_LATE:
         (void)effect(call);

@@ -85,14 +85,15 @@ struct fake_engine {
     bool local_reset_done;
     bool update;
     bool fingerprints;
-    bool no_fingerprint; /* answers UNSUPPORTED */
+    kvb_status_t no_fingerprint; /* that is the answer, if it is not OK */
     uint64_t resets, preempts;
     char last_method[KVB_RELAY_METHOD_MAX];
 
     uint64_t ncalls; /* ever; the fault_at-th (from 1) goes wrong */
     uint64_t fault_at;
     enum fake_fault fault;
-    bool mute; /* answers nothing at all any more */
+    kvb_status_t says; /* the error of that answer; OK: as such a thing fails */
+    bool mute;         /* answers nothing at all any more */
     /* Told of every call twice: IN_PROGRESS when it is made, then how it ended. NULL: nobody is. */
     void (*watch)(void *ctx, const struct fake_step *step, kvb_status_t status);
     void *watch_ctx;

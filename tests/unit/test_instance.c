@@ -262,6 +262,31 @@ Test(instance, a_drain_that_is_canceled_is_undone_and_all_who_wait_are_told)
     }
 }
 
+Test(instance, what_is_answered_already_or_is_with_the_engine_cannot_be_canceled)
+{
+    struct world w;
+    struct told told = {.world = &w};
+    struct kvp_ask ask = world_ask("sleep 1");
+    uint64_t id = 0;
+    world_open(&w, 1, true);
+    cr_assert_eq(kvp_fleet_request(w.fleet, "nobody", &ask, "req", world_told_, &told, &id),
+                 KVB_OK);
+    cr_assert_eq(kvp_fleet_cancel(w.fleet, id), KVB_ERR_BAD_STATE);
+    sim_settle(&w.sim);
+    cr_assert_eq(told.times, 1);
+    cr_assert_eq(told.status, KVB_ERR_NOT_FOUND);
+    cr_assert_not_null(strstr(told.message, "nobody"), "%s", told.message);
+    w.engine.fault_at = w.engine.ncalls + 1;
+    w.engine.fault = FAKE_SILENT;
+    struct told *relay = world_start(&w, "relay");
+    sim_settle(&w.sim);
+    cr_assert_eq(relay->times, 0);
+    cr_assert_eq(kvp_fleet_cancel(w.fleet, relay->operation_id), KVB_ERR_BAD_STATE);
+    world_await(&w, relay);
+    cr_assert_eq(relay->status, KVB_ERR_TIMEOUT);
+    world_close(&w);
+}
+
 Test(instance, at_every_moment_of_a_sleep_a_cancel_undoes_it_or_is_refused_and_it_goes_on)
 {
     bool undone = false, refused = false, over = false;
@@ -1201,6 +1226,96 @@ Test(instance, memory_that_only_the_daemon_lost_is_handed_over_anew_while_the_en
     world_close(&w);
 }
 
+Test(instance, what_a_rank_lost_that_is_gone_is_nothing)
+{
+    static const char kv[1][KVB_NAME_MAX] = {"kv_cache"};
+    struct world w;
+    world_open(&w, 2, true);
+    struct kvp_instance *instance = w.engine.ranks[1].instance;
+    fake_engine_lose_rank(&w.engine, 1);
+    sim_settle(&w.sim);
+    uint64_t changes = w.changes;
+    kvp_instance_memory_lost(instance, &w.engine.ranks[1].rank, kv, 1);
+    sim_advance(&w.sim, 10000);
+    cr_assert_eq(w.changes, changes);
+    fake_engine_attach(&w.engine);
+    sim_advance(&w.sim, 10000);
+    cr_assert(fake_engine_serves(&w.engine));
+    world_close(&w);
+}
+
+Test(instance, more_tags_than_an_instance_may_have_are_left_out)
+{
+    static const char *const tags[3][FAKE_TAGS_MAX] = {
+        {"kv_cache", "weights", "c"}, {"d", "e", "f"}, {"g", "h", "i"}};
+    struct world w;
+    world_open_fleet(&w, true, NULL);
+    fake_engine_init(&w.engine, &w.sim, w.fleet, "a", 3);
+    w.engine.ntags = FAKE_TAGS_MAX;
+    for (int r = 0; r < 3; r++) {
+        for (int t = 0; t < FAKE_TAGS_MAX; t++) {
+            w.engine.ranks[r].tags[t].tag = tags[r][t];
+        }
+    }
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    struct kvp_view view = world_view(&w);
+    cr_assert_eq(view.ntags, KVB_TAGS_MAX);
+    for (uint32_t t = 0; t < view.ntags; t++) {
+        cr_assert_str_eq(view.tags[t].tag, tags[t / 3][t % 3]);
+    }
+    world_close(&w);
+}
+
+static uint32_t nfingerprints;
+static void count_fingerprints(void *ctx, const struct fake_step *step, kvb_status_t status)
+{
+    (void)ctx;
+    nfingerprints += step->type == KVB_LINK_FINGERPRINT && status == KVB_IN_PROGRESS;
+}
+
+/* Asked again for want of memory is what found none here. */
+Test(instance, an_engine_that_has_no_memory_for_a_fingerprint_is_asked_once)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    OK(&w, "sleep 1");
+    w.engine.no_fingerprint = KVB_ERR_NO_MEMORY;
+    w.engine.watch = count_fingerprints;
+    nfingerprints = 0;
+    OK(&w, "wake");
+    sim_advance(&w.sim, 3600 * 1000);
+    cr_assert_eq(nfingerprints, 2, "once each: %u", nfingerprints);
+    cr_assert(world_view(&w).open);
+    cr_assert_str_eq(world_view(&w).weights_name, "");
+    world_close(&w);
+}
+
+Test(instance, who_reads_that_memory_could_not_be_unregistered_reads_what_to_do)
+{
+    static const struct {
+        kvb_status_t says;
+        const char *advice;
+    } cases[] = {{KVB_ERR_NO_MEMORY, "free memory"},
+                 {KVB_ERR_UNSUPPORTED, "no GPU"},
+                 {KVB_ERR_INVALID, "must hand over"},
+                 {KVB_ERR_UNAVAILABLE, "another one is started"},
+                 {KVB_ERR_IO, "see the daemon's log"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct world w;
+        world_open(&w, 1, true);
+        w.engine.says = cases[i].says;
+        w.engine.ranks[0].refuses_unregister = true;
+        struct told *told = world_do(&w, "sleep 1");
+        cr_assert_eq(told->status, cases[i].says);
+        cr_assert_not_null(strstr(told->message, cases[i].advice), "%s", told->message);
+        cr_assert(fake_engine_serves(&w.engine));
+        w.engine.ranks[0].refuses_unregister = false;
+        OK(&w, "sleep 1");
+        world_close(&w);
+    }
+}
+
 static void lose_kv(void *ctx, const struct fake_step *step, kvb_status_t status)
 {
     static const char kv[1][KVB_NAME_MAX] = {"kv_cache"};
@@ -1738,6 +1853,32 @@ Test(instance, a_failure_is_told_with_the_side_that_it_is_on)
     cr_expect(told->status == KVB_ERR_BAD_STATE && told->side == KVP_SIDE_ENGINE);
     cr_expect_str_eq(told->at, "a");
     world_close(&w);
+}
+
+/* Its calls end as those of one that is gone do, and nobody says that it is gone. */
+Test(instance, a_rank_whose_end_is_never_told_is_waited_for_no_longer_than_its_bound)
+{
+    struct fake_step failed;
+    uint64_t at = 1;
+    do {
+        struct world w;
+        failed = (struct fake_step){0};
+        world_open(&w, 2, true);
+        w.engine.watch = note_step;
+        w.engine.watch_ctx = &failed;
+        w.engine.says = KVB_ERR_DISCONNECTED;
+        w.engine.fault_at = w.engine.ncalls + at++;
+        w.engine.fault = FAKE_ERROR;
+        struct told *told = world_do(&w, "sleep 1");
+        cr_assert(told->status == KVB_OK || failed.type != 0);
+        w.engine.fault_at = 0;
+        sim_advance(&w.sim, 60 * 1000);
+        OK(&w, "sleep 1");
+        OK(&w, "wake");
+        cr_assert(fake_engine_serves(&w.engine), "call %lu", (unsigned long)at - 1);
+        world_close(&w);
+    } while (failed.type != 0);
+    cr_assert_gt(at, 5);
 }
 
 Test(instance, a_canceled_sleep_leaves_a_pause_that_was_there_before)

@@ -489,6 +489,19 @@ Test(lineage, a_reset_retires_what_it_left_and_what_its_name_stands_for)
     cr_assert_str_eq(l.last_name, "v");
 }
 
+Test(lineage, a_name_that_the_coordinator_refuses_is_not_asked_for_again)
+{
+    attach(false);
+    DO(version, "base");
+    DO(version, "v");
+    cr_assert(asked(KVP_DO_RESOLVE));
+    DO(resolved, l.resolve_ask, KVB_ERR_INVALID, lin(0), &draw);
+    cr_assert_not(asked(KVP_DO_RESOLVE));
+    cr_assert_eq(kvp_lineage_why_private(&l), KVP_PRIVATE_REFUSED);
+    DO(reachable, true);
+    cr_assert_not(asked(KVP_DO_RESOLVE));
+}
+
 Test(lineage, a_retirement_is_kept_told_to_the_engine_and_delivered_when_it_can_be)
 {
     join_version("v");
