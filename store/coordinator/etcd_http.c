@@ -635,9 +635,6 @@ err_texts:
 
 void kvs_http_destroy(struct kvs_http *http)
 {
-    if (http == NULL) {
-        return;
-    }
     struct kvb_list *const lists[] = {&http->calls, &http->parked};
     for (int i = 0; i < 2; i++) {
         for (struct kvb_list *link; (link = kvb_list_first(lists[i])) != NULL;) {

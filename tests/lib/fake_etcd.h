@@ -118,8 +118,7 @@ static inline char *fake_txn_(struct fake_etcd *fake, const char *body)
     return text;
 }
 
-static inline void fake_answer_(struct fake_connection *connection, const char *path,
-                                const char *body)
+static inline void fake_say_(struct fake_connection *connection, const char *path, const char *body)
 {
     struct fake_etcd *fake = connection->fake;
     int status = 200;
@@ -153,6 +152,20 @@ static inline void fake_answer_(struct fake_connection *connection, const char *
     fake_write_(connection, head);
     fake_write_(connection, text);
     free(text);
+}
+
+/* Where calls are made to fail, none of its own does. */
+static inline void fake_answer_(struct fake_connection *connection, const char *path,
+                                const char *body)
+{
+#ifdef TESTS_FAIL_CALLS_H
+    bool armed = fail_armed;
+    fail_calls_pause();
+    fake_say_(connection, path, body);
+    fail_armed = armed;
+#else
+    fake_say_(connection, path, body);
+#endif
 }
 
 /* text: instead of what it would have been; NULL: that. */

@@ -30,7 +30,16 @@ struct rig {
     const char *text;
     int status;
     uint32_t left; /* so many times */
-    char *watched; /* what was last asked to be watched */
+    /* one answer to a transaction, after so many, is as it would be but for one thing */
+    int wrong; /* which, from 0; -1: none */
+    uint32_t skip;
+    bool fails;                          /* as one whose conditions did not hold */
+    bool reached;                        /* it came to that transaction */
+    bool applied;                        /* it was answered so */
+    bool past;                           /* there is no such thing in it */
+    struct kvs_coord_request *withdraws; /* asked for when a transaction is */
+    const char *next_path, *next_text;   /* the script after this one, once */
+    char *watched;                       /* what was last asked to be watched */
 };
 
 #define EVENTUALLY(rig, condition)                                                                 \
@@ -87,9 +96,78 @@ static void on_quota(void *ctx, const char *tenant, uint64_t bytes)
 static const struct kvs_watch_ops watch_ops = {on_node, on_gone, on_retired, on_quota,
                                                on_reachable};
 
+enum wrong { NO_KVS, TWICE, OTHER, EPOCH, NUMBER, MORE, WRONGS };
+
+/* kvs of a range that is not what was asked for. */
+static void make_wrong(json_t *range, enum wrong wrong)
+{
+    json_t *kv =
+        json_pack("{s:s, s:s, s:s, s:s}", "key", "eA==", "create_revision", "5", "mod_revision",
+                  "5", "value", wrong == EPOCH ? "NTEyMA==" /* EPOCH_REV << 8 */ : "NQ==");
+    switch (wrong) {
+    case NO_KVS:
+        (void)json_object_del(range, "kvs");
+        break;
+    case TWICE:
+        (void)json_object_set_new(range, "kvs", json_pack("[O, O]", kv, kv));
+        break;
+    case OTHER:
+    case EPOCH:
+        (void)json_object_set_new(range, "kvs", json_pack("[O]", kv));
+        break;
+    case NUMBER:
+        (void)json_object_set_new(range, "kvs", json_integer(5));
+        break;
+    case MORE:
+    case WRONGS:
+        (void)json_object_set_new(range, "more", json_true());
+        break;
+    }
+    json_decref(kv);
+}
+
+/* A sound answer but for one thing; NULL: there is no such thing in it. */
+static char *wrong_answer(struct rig *rig, const char *body)
+{
+    char *good = fake_txn_(&rig->fake, body);
+    json_t *answer = json_loads(good, 0, NULL);
+    free(good);
+    if (rig->fails) {
+        json_t *asked = json_loads(body, 0, NULL);
+        json_t *responses = json_array();
+        for (size_t i = 0; i < json_array_size(json_object_get(asked, "failure")); i++) {
+            json_array_append_new(responses, json_pack("{s:{}}", "response_range"));
+        }
+        (void)json_object_del(answer, "succeeded");
+        (void)json_object_set_new(answer, "responses", responses);
+        json_decref(asked);
+    }
+    json_t *responses = json_object_get(answer, "responses");
+    size_t at = (size_t)rig->wrong / WRONGS;
+    json_t *range = json_object_get(json_array_get(responses, at), "response_range");
+    char *text = NULL;
+    rig->reached = true;
+    rig->past = at >= json_array_size(responses);
+    if (range != NULL) {
+        make_wrong(range, (enum wrong)(rig->wrong % WRONGS));
+        text = json_dumps(answer, 0);
+        rig->applied = true;
+    }
+    json_decref(answer);
+    return text;
+}
+
 static char *script(void *ctx, const char *path, const char *body, int *status_p)
 {
     struct rig *rig = ctx;
+    bool txn = strcmp(path, "/v3/kv/txn") == 0;
+    if (txn && rig->withdraws != NULL) {
+        kvs_coordinator_withdraw(rig->coordinator, rig->withdraws);
+        rig->withdraws = NULL;
+    }
+    if (txn && rig->wrong >= 0 && !rig->reached && rig->skip-- == 0) {
+        return wrong_answer(rig, body);
+    }
     if (strcmp(path, "/v3/watch") == 0) {
         free(rig->watched);
         rig->watched = strdup(body);
@@ -100,7 +178,15 @@ static char *script(void *ctx, const char *path, const char *body, int *status_p
     }
     rig->left -= rig->left != UINT32_MAX;
     *status_p = rig->status;
-    return strdup(rig->text);
+    char *text = strdup(rig->text);
+    if (rig->left == 0 && rig->next_path != NULL) {
+        rig->path = rig->next_path;
+        rig->text = rig->next_text;
+        rig->next_path = NULL;
+        rig->status = 200;
+        rig->left = 1;
+    }
+    return text;
 }
 
 static uint32_t request_ms = 600; /* short: most answers lead nowhere */
@@ -125,6 +211,7 @@ static void rig_open(struct rig *rig)
 {
     const struct kvs_space space = {"t", "l"};
     memset(rig, 0, sizeof *rig);
+    rig->wrong = -1;
     kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
     real_init(&rig->loop, sim_seed(1));
     fake_open(&rig->fake, &rig->loop.io);
@@ -293,7 +380,7 @@ Test(etcd_answers, joining_goes_on_until_every_answer_is_sound, .timeout = 1100)
     };
     for (size_t p = 0; p < 3; p++) {
         for (size_t t = 0; t < sizeof texts / sizeof texts[0]; t++) {
-            struct rig rig = {0};
+            struct rig rig = {.wrong = -1};
             kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
             real_init(&rig.loop, sim_seed(1));
             fake_open(&rig.fake, &rig.loop.io);
@@ -464,9 +551,14 @@ Test(etcd_answers, an_etcd_whose_history_went_back_is_joined_anew)
 
 /* The real clock, and what the test adds. */
 static uint64_t jumped_ns;
+static struct kvs_coord_request *jumps_when_answered;
 static uint64_t jumping_now_ns(void *ctx)
 {
     (void)ctx;
+    if (jumps_when_answered != NULL && kvb_event_posted(&jumps_when_answered->impl.event)) {
+        jumped_ns += 600 * KVB_NS_PER_S;
+        jumps_when_answered = NULL;
+    }
     return real_now_ns() + jumped_ns;
 }
 static const struct kvb_clock jumping_clock = {.now_ns = jumping_now_ns};
@@ -581,7 +673,7 @@ Test(etcd_answers, a_keepalive_that_is_not_sound_does_not_prolong_the_lease)
                                         "{\"result\":{\"ID\":\"7\"}}",
                                         "x"};
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; t++) {
-        struct rig rig = {0};
+        struct rig rig = {.wrong = -1};
         const struct kvs_space space = {"t", "l"};
         kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
         real_init(&rig.loop, sim_seed(1));
@@ -602,4 +694,246 @@ Test(etcd_answers, a_keepalive_that_is_not_sound_does_not_prolong_the_lease)
         EVENTUALLY(&rig, rig.nlost == 1);
         rig_close(&rig);
     }
+}
+
+/* Questions of more than one transaction, or of another kind. */
+#define EPOCH_REV 20 /* its epoch is 20 << 8 */
+enum { STEP = QUESTIONS, NOTHING, RECORD, ALL_QUESTIONS };
+static kvb_status_t other_question(struct rig *rig, int which)
+{
+    struct ask ask;
+    struct kvb_lineage lineage = {{1, 2}};
+    if (which < QUESTIONS) {
+        return question(rig, (enum question)which);
+    }
+    if (which == STEP) {
+        kvs_member_step(rig->member, EPOCH_REV << 8, 1, asked(&ask));
+    } else if (which == NOTHING) {
+        kvs_member_retire(rig->member, &lineage, 0, "none", KVB_NEVER, asked(&ask));
+    } else {
+        const struct kvs_space space = {"t", "l"};
+        struct kvs_member *member;
+        cr_assert_eq(kvs_member_open(rig->coordinator, "b", &space, &member_ops, rig, &member),
+                     KVB_OK);
+        kvs_member_resolve(member, "v1", asked(&ask));
+        EVENTUALLY(rig, ask.done);
+        kvs_member_close(member);
+        return ask.status;
+    }
+    EVENTUALLY(rig, ask.done);
+    return ask.status;
+}
+
+/* Every range of a question's first two transactions, wrong in every way, also as the answer of one
+ * whose conditions did not hold: what is not what was asked for is no answer. */
+static void each_wrong_answer(struct rig *rig, int q, uint32_t skip, bool fails)
+{
+    for (rig->wrong = 0;; rig->wrong++) {
+        rig->skip = skip;
+        rig->fails = fails;
+        rig->applied = rig->reached = rig->past = false;
+        kvb_status_t status = other_question(rig, q);
+        int how = rig->wrong % WRONGS;
+        cr_assert(status == KVB_OK || status == KVB_ERR_UNAVAILABLE ||
+                      (q == STEP && status == KVB_ERR_FENCED),
+                  "question %d, %u, %d, wrong %d: %s", q, skip, fails, rig->wrong,
+                  kvb_status_label(status));
+        bool first = rig->applied && skip == 0 && !fails;
+        cr_assert(!first || q != RESOLVE || status == KVB_ERR_UNAVAILABLE, "wrong %d", rig->wrong);
+        cr_assert(!first || (q != RETIRE && q != NOTHING) || how < NUMBER ||
+                      status == KVB_ERR_UNAVAILABLE,
+                  "question %d, wrong %d", q, rig->wrong);
+        EVENTUALLY(rig, rig->up);
+        if (!rig->reached || rig->past) {
+            break;
+        }
+    }
+    rig->wrong = -1;
+}
+
+Test(etcd_answers, none_is_believed_of_which_one_thing_is_wrong, .timeout = 1100)
+{
+    struct rig rig;
+    request_ms = 10000;
+    rig_open(&rig);
+    push_put(&rig, "name/t/l/v1", "MDAwMDAwMDAwMDAwMDAwMTAwMDAwMDAwMDAwMDAwMDI=", 10);
+    push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 11); /* {"address":"h:1"} */
+    EVENTUALLY(&rig, rig.nnodes == 1);
+    rig.fake.rev = EPOCH_REV;
+    cr_assert_eq(question(&rig, RESET), KVB_OK);
+    for (int q = RESOLVE; q < ALL_QUESTIONS; q++) {
+        for (uint32_t skip = 0; skip < 2; skip++) {
+            each_wrong_answer(&rig, q, skip, false);
+            each_wrong_answer(&rig, q, skip, true);
+        }
+        cr_assert_eq(other_question(&rig, q), KVB_OK, "question %d", q);
+    }
+    rig_close(&rig);
+}
+
+static const char no_lease[] = "{\"error\":\"etcdserver: requested lease not found\",\"code\":5}";
+
+/* A lease that etcd does not have: whatever it is that is told so, everybody has left. */
+Test(etcd_answers, a_lease_that_is_not_there_is_lost)
+{
+    enum { BY_QUESTION, BY_KEEPALIVE, BY_PING, WAYS };
+    for (int way = 0; way < WAYS; way++) {
+        struct rig rig;
+        request_ms = 10000;
+        rig_open(&rig);
+        rig.loop.sim.sched.clock = &jumping_clock;
+        cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+        rig.path = way == BY_KEEPALIVE ? "/v3/lease/keepalive" : "/v3/kv/txn";
+        rig.text = no_lease;
+        rig.status = 404;
+        rig.left = 1;
+        if (way == BY_QUESTION) {
+            cr_assert_eq(question(&rig, RESOLVE), KVB_ERR_UNAVAILABLE);
+        } else {
+            jumped_ns += 151 * KVB_NS_PER_S; /* a quarter of the lease: it is kept alive */
+            rig.loop.due_ns = 0;
+        }
+        EVENTUALLY(&rig, rig.nlost == 1);
+        EVENTUALLY(&rig, rig.up);
+        cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+        rig.loop.sim.sched.clock = &kvb_clock_real;
+        rig_close(&rig);
+        jumped_ns = 0;
+    }
+}
+
+/* What was answered under a lease that is lost by then binds nothing. */
+Test(etcd_answers, an_answer_under_a_lease_that_was_lost_since_is_none)
+{
+    struct rig rig;
+    struct ask ask;
+    request_ms = 600000; /* longer than what is jumped over */
+    rig_open(&rig);
+    rig.loop.sim.sched.clock = &jumping_clock;
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    rig.fake.hold = true;
+    kvs_member_resolve(rig.member, "v2", asked(&ask));
+    EVENTUALLY(&rig, rig.fake.held != NULL);
+    rig.fake.hold = false;
+    rig.path = "/v3/lease/keepalive";
+    rig.text = no_lease;
+    rig.status = 404;
+    rig.left = 1;
+    rig.next_path = "/v3/lease/grant"; /* another one than it had */
+    rig.next_text = "{\"header\":{\"revision\":\"5\"},\"ID\":\"8\",\"TTL\":\"600\"}";
+    jumped_ns = 151 * KVB_NS_PER_S;
+    rig.loop.due_ns = 0;
+    EVENTUALLY(&rig, rig.nlost == 1);
+    EVENTUALLY(&rig, rig.up);
+    if (!ask.done) {
+        fake_answer_held(&rig.fake, NULL);
+    }
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_ERR_UNAVAILABLE);
+    rig.loop.sim.sched.clock = &kvb_clock_real;
+    rig_close(&rig);
+    jumped_ns = 0;
+}
+
+/* Answered, and not told yet when the lease ends. */
+Test(etcd_answers, an_answer_that_binds_and_is_on_its_way_when_the_lease_ends_is_none)
+{
+    struct rig rig;
+    struct ask ask;
+    rig_open(&rig);
+    rig.loop.sim.sched.clock = &jumping_clock;
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    kvs_member_resolve(rig.member, "v2", asked(&ask));
+    jumps_when_answered = &ask.request;
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(jumps_when_answered, NULL);
+    cr_assert_eq(ask.status, KVB_ERR_UNAVAILABLE);
+    EVENTUALLY(&rig, rig.nlost == 1);
+    rig.loop.sim.sched.clock = &kvb_clock_real;
+    rig_close(&rig);
+    jumped_ns = 0;
+}
+
+Test(etcd_answers, a_node_withdrawn_while_it_is_announced_is_not_there)
+{
+    struct rig rig;
+    struct ask ask;
+    const struct kvs_node_record node = {.name = "n", .address = "127.0.0.1:1", .incarnation = 7};
+    const char *const not_so = "{\"header\":{\"revision\":\"9\"}}";
+    rig_open(&rig);
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    rig.path = "/v3/kv/txn"; /* what it rested on has changed: for the announcement, */
+    rig.text = not_so;       /* and for the withdrawal */
+    rig.status = 200;
+    rig.left = 2;
+    rig.withdraws = asked(&ask);
+    cr_assert_eq(kvs_coordinator_announce(rig.coordinator, &node), KVB_OK);
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_OK);
+    cr_assert(rig.up);
+    rig_close(&rig);
+}
+
+/* Waited for when etcd's history goes back: nobody knows any more who has left. */
+Test(etcd_answers, a_retirement_that_waits_when_history_goes_back_is_no_success)
+{
+    struct rig rig;
+    struct ask ask;
+    char encoded[256], text[512];
+    request_ms = 60000;
+    rig_open(&rig);
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    push_put(&rig, "member/t/l/x", "e30=", 30);
+    push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 31);
+    EVENTUALLY(&rig, rig.nnodes == 1);
+    rig.fake.rev = 32;
+    (void)snprintf(text, sizeof text,
+                   "{\"header\":{\"revision\":\"32\"},\"succeeded\":true,\"responses\":["
+                   "{\"response_put\":{}},{\"response_range\":{\"kvs\":[{\"key\":\"%s\","
+                   "\"create_revision\":\"30\",\"mod_revision\":\"30\"}]}}]}",
+                   key_of("member/t/l/x", encoded));
+    rig.path = "/v3/kv/txn";
+    rig.text = text;
+    rig.status = 200;
+    rig.left = 1;
+    struct kvb_lineage lineage = {{1, 2}};
+    kvs_member_retire(rig.member, &lineage, 1, NULL, KVB_NEVER, asked(&ask));
+    EVENTUALLY(&rig, rig.left == 0);
+    real_run_for(&rig.loop, 100);
+    cr_assert(!ask.done, "it waits: %s", kvb_status_label(ask.status));
+    rig.fake.rev = 29;
+    cr_assert_eq(question(&rig, QUOTA), KVB_ERR_UNAVAILABLE);
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_ERR_TIMEOUT);
+    rig_close(&rig);
+}
+
+Test(etcd_answers, what_cannot_be_retired_and_what_cannot_be_asked_yet_is_told)
+{
+    struct rig rig = {.wrong = -1};
+    struct ask ask;
+    const struct kvs_space space = {"t", "l"};
+    static const struct kvb_lineage many[255];
+    char name[257];
+    memset(name, 'x', 256);
+    name[256] = '\0';
+    kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    real_init(&rig.loop, sim_seed(1));
+    fake_open(&rig.fake, &rig.loop.io);
+    rig.fake.script = script;
+    rig.fake.ctx = &rig;
+    rig_open_coordinator(&rig);
+    kvs_coordinator_set_quota(rig.coordinator, "t", 1, asked(&ask)); /* not in touch yet */
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_ERR_UNAVAILABLE);
+    EVENTUALLY(&rig, rig.up);
+    cr_assert_eq(kvs_member_open(rig.coordinator, "a", &space, &member_ops, &rig, &rig.member),
+                 KVB_OK);
+    kvs_member_retire(rig.member, many, 255, NULL, KVB_NEVER, asked(&ask));
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_ERR_INVALID);
+    kvs_member_retire(rig.member, many, 0, name, KVB_NEVER, asked(&ask));
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_ERR_INVALID);
+    rig_close(&rig);
 }

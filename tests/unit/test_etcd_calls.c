@@ -8,6 +8,7 @@
 #define FAIL_CALLS_CALLERS 2
 #include "etcd_rig.h"
 #include "fail_calls.h"
+#include "fake_etcd.h"
 
 #include "base/log.h"
 
@@ -207,6 +208,7 @@ static void on_answer(struct kvs_coord_request *request, kvb_status_t status)
 enum question { RESOLVE, CHECK, STEP, RETIRE, RESET, QUOTA, WITHDRAW };
 static const char *const questions[] = {"resolve", "check", "step",    "retire",
                                         "reset",   "quota", "withdraw"};
+static uint64_t epoch, step; /* of the last reset, and the next one of it */
 
 /* Asked until it is done; the lineage that it is about, and of the answer. */
 static void ask(struct process *process, enum question question, struct kvb_lineage *lineage_p)
@@ -222,7 +224,7 @@ static void ask(struct process *process, enum question question, struct kvb_line
             kvs_member_check(process->member, "v1", *lineage_p, &asked.request);
             break;
         case STEP:
-            kvs_member_step(process->member, 1, 1, &asked.request);
+            kvs_member_step(process->member, epoch, step, &asked.request);
             break;
         case RETIRE:
             kvs_member_retire(process->member, lineage_p, 1, "v1", deadline_ns, &asked.request);
@@ -242,13 +244,14 @@ static void ask(struct process *process, enum question question, struct kvb_line
         if (asked.status == KVB_OK) {
             cr_assert(question != CHECK || asked.request.bound, "place %zx: bound, and denied",
                       fail_calls_place());
-            if (question == RESOLVE) {
+            if (question == RESOLVE || question == STEP) {
                 *lineage_p = asked.request.lineage;
             }
+            epoch = question == RESET ? asked.request.epoch : epoch;
             return;
         }
         if (question == STEP && asked.status == KVB_ERR_FENCED) {
-            return; /* of another epoch */
+            return; /* its part in the epoch could not be said */
         }
         check_told(asked.status, questions[question]);
         cr_assert_lt(try, 20, "place %zx, %s: does not recover", fail_calls_place(),
@@ -289,7 +292,10 @@ static void run(struct process *p, struct process *q)
     cr_assert_gt(q->ntenant, ntenant, "place %zx: success, and one has not left",
                  fail_calls_place());
     EVENTUALLY(q, heard(q, next));
-    ask(p, STEP, NULL);
+    for (step = 1; step <= 3; step++) { /* from the third on one is retired */
+        ask(p, STEP, &next);
+    }
+    ask(p, RETIRE, &next);
 
     const struct kvb_lineage own = {{3, 3}};
     kvs_member_leave(q->member, "v1");
@@ -331,6 +337,181 @@ Test(etcd_calls, memory_that_runs_out_once_costs_a_retry_and_no_promise, .timeou
     FAIL_CALLS_EACH(1)
     {
         two_processes();
+    }
+    fprintf(stderr, "%u places, %u of them failed\n", fail_nsites, fail_hits);
+}
+
+/* ---- what goes on by itself, at an etcd that is played ---- */
+
+static uint64_t jumped_ns;
+static uint64_t jumping_now_ns(void *ctx)
+{
+    (void)ctx;
+    return real_now_ns() + jumped_ns;
+}
+static const struct kvb_clock jumping_clock = {.now_ns = jumping_now_ns};
+
+struct played {
+    struct process process; /* its callbacks' */
+    struct real_loop loop;
+    struct fake_etcd fake;
+    bool compacted, forgot;
+    uint32_t keepalives, txns;
+};
+
+static const char *encode(const char *text, char out[512])
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    size_t len = strlen(text);
+    char *end = out;
+    kvb_assert(len < 360);
+    for (size_t i = 0; i < len; i += 3) {
+        uint32_t bits = (uint32_t)(uint8_t)text[i] << 16;
+        bits |= i + 1 < len ? (uint32_t)(uint8_t)text[i + 1] << 8 : 0;
+        bits |= i + 2 < len ? (uint32_t)(uint8_t)text[i + 2] : 0;
+        *end++ = digits[bits >> 18];
+        *end++ = digits[bits >> 12 & 63];
+        *end++ = i + 1 < len ? digits[bits >> 6 & 63] : '=';
+        *end++ = i + 2 < len ? digits[bits & 63] : '=';
+    }
+    *end = '\0';
+    return out;
+}
+
+static const char old_name[] = "/kvplane/v1/name/t/l/old";
+static const char record[] = "{\"path\":\"t/l/\",\"whole\":false,\"quiet\":false,\"awaited\":false,"
+                             "\"lineages\":[\"000000000000000100000000000000aa\"]}";
+
+/* All that it holds: a name without members, and, on a second page, a retirement; after what was
+ * heard has been compacted, another one. */
+static char *play(void *ctx, const char *path, const char *body, int *status_p)
+{
+    struct played *played = ctx;
+    char key[512], value[512];
+    char *text = NULL;
+    (void)status_p;
+    played->keepalives += strcmp(path, "/v3/lease/keepalive") == 0;
+    if (strcmp(path, "/v3/kv/txn") == 0) {
+        played->txns++;
+        played->forgot = played->forgot || (strstr(body, "request_delete_range") != NULL &&
+                                            strstr(body, "\"compare\"") != NULL &&
+                                            strstr(body, encode(old_name, key)) != NULL);
+    }
+    if (strcmp(path, "/v3/kv/range") != 0) {
+        return NULL;
+    }
+    unsigned rev = played->compacted ? 12 : 5;
+    if (strstr(body, "revision") == NULL) {
+        cr_assert_geq(asprintf(&text,
+                               "{\"header\":{\"revision\":\"%u\"},\"more\":true,\"kvs\":[{\"key\":"
+                               "\"%s\",\"create_revision\":\"2\",\"mod_revision\":\"2\",\"value\":"
+                               "\"%s\"}]}",
+                               rev, encode(old_name, key),
+                               encode("000000000000000100000000000000bb", value)),
+                      0);
+        return text;
+    }
+    cr_assert_geq(
+        asprintf(
+            &text,
+            "{\"header\":{\"revision\":\"%u\"},\"kvs\":[{\"key\":\"%s\","
+            "\"create_revision\":\"%u\",\"mod_revision\":\"%u\",\"value\":\"%s\"}]}",
+            rev,
+            encode(played->compacted ? "/kvplane/v1/retired/two" : "/kvplane/v1/retired/one", key),
+            rev == 5 ? 3u : rev, rev == 5 ? 3u : rev, encode(record, value)),
+        0);
+    return text;
+}
+
+/* Time passes faster than it does, but not so fast that a slow machine could not follow. */
+#define AWAIT(played, condition, seconds)                                                          \
+    do {                                                                                           \
+        uint64_t end_ = kvb_deadline_in_ms(&kvb_clock_real, ETCD_RIG_LIMIT_MS);                    \
+        for (uint32_t i_ = 1; !(condition); i_++) {                                                \
+            cr_assert(real_now_ns() < end_, "place %zx: never: %s", fail_calls_place(),            \
+                      #condition);                                                                 \
+            real_step(&(played)->loop, kvb_deadline_in_ms(&kvb_clock_real, 10));                   \
+            if (i_ % 4 == 0) {                                                                     \
+                jumped_ns += (seconds)*KVB_NS_PER_S;                                               \
+                (played)->loop.due_ns = 0;                                                         \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
+
+static void play_on(struct played *played)
+{
+    struct process *process = &played->process;
+    const struct kvs_space space = {"t", "l"};
+    struct ask resolve;
+    kvb_status_t status;
+    while ((status = kvs_coordinator_watch(process->coordinator, &watch_ops, process)) != KVB_OK) {
+        check_told(status, "watch");
+    }
+    AWAIT(played, process->up && process->nretired > 0, 1);
+    while ((status = kvs_member_open(process->coordinator, "a", &space, &member_ops, process,
+                                     &process->member)) != KVB_OK) {
+        check_told(status, "open");
+    }
+    do {
+        resolve = (struct ask){.request.done = on_answer};
+        kvs_member_resolve(process->member, "v1", &resolve.request);
+        AWAIT(played, resolve.done && process->up, 1);
+    } while (resolve.status != KVB_OK);
+    uint32_t txns = played->txns;
+    kvs_member_leave(process->member, "v1");
+    AWAIT(played, played->txns > txns, 1);
+
+    uint32_t keepalives = played->keepalives;
+    txns = played->txns;
+    AWAIT(played, played->keepalives > keepalives + 1 && played->txns > txns + 1, 40);
+    AWAIT(played, process->up, 1);
+
+    played->compacted = true;
+    played->fake.rev = 12;
+    fake_push(&played->fake, "{\"result\":{\"header\":{\"revision\":\"12\"},\"watch_id\":\"1\","
+                             "\"canceled\":true,\"compact_revision\":\"9\"}}");
+    AWAIT(played, process->ntold > 0, 2);
+    AWAIT(played, process->up && played->forgot, 5);
+}
+
+static void played_run(void)
+{
+    static struct played played;
+    char endpoint[64];
+    const char *const endpoints[] = {endpoint};
+    played = (struct played){.process = {.loop = &played.loop}};
+    jumped_ns = 0;
+    fail_calls_pause();
+    real_init(&played.loop, sim_seed(1));
+    played.loop.sim.sched.clock = &jumping_clock;
+    sim_reserve_timers(&played.loop.sim.sched);
+    fake_open(&played.fake, &played.loop.io);
+    played.fake.script = play;
+    played.fake.ctx = &played;
+    (void)snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", played.fake.port);
+    const struct kvs_etcd_config config = {.sched = &played.loop.sim.sched,
+                                           .io = &played.loop.io,
+                                           .endpoints = endpoints,
+                                           .nendpoints = 1,
+                                           .request_ms = 600000,
+                                           .lease_ms = 600000,
+                                           .grace_ms = 10000};
+    cr_assert_eq(kvs_etcd_create(&config, &played.process.coordinator), KVB_OK);
+    fail_calls_resume();
+    play_on(&played);
+    fail_calls_stop();
+    kvs_member_close(played.process.member);
+    kvs_coordinator_destroy(played.process.coordinator);
+    fake_close(&played.fake);
+    real_cleanup(&played.loop);
+}
+
+Test(etcd_calls, what_goes_on_by_itself_goes_on_when_there_is_memory_again, .timeout = 1100)
+{
+    kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    FAIL_CALLS_EACH(1)
+    {
+        played_run();
     }
     fprintf(stderr, "%u places, %u of them failed\n", fail_nsites, fail_hits);
 }
