@@ -201,6 +201,7 @@ static void add_writer(struct form *form, uint32_t who)
     bool asks = w->at == WRITING || (w->at == ENDED && !w->again && (whole || w->may_write));
     add(form, (uint64_t)w->at << 8 | (uint64_t)world->ended[who] << 3 |
                   (uint64_t)world->stopped[who] << 2 | (uint64_t)w->may_write << 1 | asks);
+    add(form, world->old_attempts[who].serial);
     if (w->at == IDLE) {
         return;
     }
@@ -225,6 +226,7 @@ static void add_reader(struct form *form)
     const struct reader *r = &world->reader;
     add(form, (uint64_t)r->at << 8 | (uint64_t)world->ended[READER] << 2 |
                   (uint64_t)world->stopped[READER] << 1 | r->promised);
+    add(form, world->old_ticket.serial);
     if (r->at == R_HELD || r->at == R_READING || r->at == R_RELEASED) {
         add_time(form, r->deadline_ns);
         add_lineage(form, r->lineage);

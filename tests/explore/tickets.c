@@ -85,28 +85,30 @@ struct lens {
     uint32_t pages, value;              /* of the share, of each value */
     bool second, filler, reset, update; /* who is there, beside a writer and a reader */
     bool remove, hold, late;            /* late: deadlines pass */
-    bool revokes;
-    uint8_t deaths; /* bits: DIES_*; how many of them: */
+    bool revokes, forges;               /* forges: attempts and tickets of others are tried */
+    uint8_t deaths;                     /* bits: DIES_*; how many of them: */
     uint8_t ndeaths;
 };
 enum { DIES_WRITER = 1, DIES_READER = 2, DIES_NODE = 4 };
 
 #define LENS(name_, depth_) .base = {.name = (name_), .depth = (depth_)}
 static const struct lens lenses[] = {
-    {LENS("torn", 0), .pages = 4, .value = 2, .second = true, .filler = true, .late = true},
+    {LENS("torn", 0), .forges = true, .pages = 4, .value = 2, .second = true, .filler = true,
+     .late = true},
     {LENS("reset", 0), .pages = 6, .value = 2, .second = true, .reset = true, .update = true,
      .remove = true},
-    {LENS("deaths", 0), .pages = 2, .value = 2, .filler = true, .deaths = DIES_WRITER | DIES_READER,
-     .ndeaths = 2, .revokes = true, .late = true},
-    {LENS("node", 0), .pages = 4, .value = 2, .second = true, .deaths = DIES_NODE | DIES_WRITER,
-     .ndeaths = 2},
+    {LENS("deaths", 0), .forges = true, .pages = 2, .value = 2, .filler = true,
+     .deaths = DIES_WRITER | DIES_READER, .ndeaths = 2, .revokes = true, .late = true},
+    {LENS("node", 0), .forges = true, .pages = 4, .value = 2, .second = true,
+     .deaths = DIES_NODE | DIES_WRITER, .ndeaths = 2},
     {LENS("held", 0), .pages = 4, .value = 2, .filler = true, .hold = true, .late = true},
+    {LENS("evict", 0), .pages = 2, .value = 1, .second = true, .filler = true, .update = true},
     /* Everybody at once, each once, and all deadlines may pass: values of one page, and of two. A
-     * writer and a reader may die, or the node and one of them. */
+     * writer and a reader die, or the node, or one of the two. */
     {LENS("all", 0), .pages = 2, .value = 1, .second = true, .filler = true, .reset = true,
      .update = true, .deaths = DIES_WRITER | DIES_READER, .ndeaths = 2, .late = true},
     {LENS("all-node", 0), .pages = 2, .value = 1, .second = true, .filler = true, .reset = true,
-     .update = true, .deaths = DIES_NODE | DIES_WRITER, .ndeaths = 2, .late = true},
+     .update = true, .deaths = DIES_NODE, .ndeaths = 1, .late = true},
     {LENS("all-two", 0), .pages = 4, .value = 2, .second = true, .filler = true, .reset = true,
      .update = true, .deaths = DIES_WRITER | DIES_READER, .ndeaths = 1, .late = true},
 };
@@ -161,10 +163,13 @@ static void keep_pages(const struct kvs_extents *extents, uint64_t pages[VALUE_P
     kvb_assert(n == lens->value);
 }
 
+static uint32_t nevicted; /* in the present event */
+
 /* Told by the shard. */
 static void on_change(void *arg, const struct kvs_core_change *change)
 {
     (void)arg;
+    nevicted += change->change == KVS_CHANGE_EVICTED;
     uint32_t key = change->key.block.data[0] == 'b';
     if (change->change != KVS_CHANGE_STORED) {
         world->visible[lineage_index(change->lineage)][key] = false;
@@ -206,6 +211,7 @@ enum event {
     EV_DIE,  /* whose connection ends */
     EV_STOP, /* and can write no more */
     EV_CRASH,
+    EV_FORGE,
     EV_RECLAIM,
     EV_CLOSE
 };
@@ -228,6 +234,7 @@ static void reserve(uint32_t who)
     kvs_extents_init(&extents);
     w->lineage = where.lineage;
     w->deadline_ns = put.deadline_ns;
+    nevicted = 0;
     kvb_status_t status =
         kvs_core_reserve(world->core, world->now_ns, &where, &key, &put, &w->attempt, &extents);
     if (status == KVB_OK) {
@@ -239,6 +246,9 @@ static void reserve(uint32_t who)
         }
     } else if (status != KVB_ERR_AGAIN) {
         w->at = ENDED;
+        if (nevicted > 0) {
+            search_fail("a put that fails evicts");
+        }
     }
     kvs_extents_cleanup(&extents);
 }
@@ -331,6 +341,11 @@ static void find(void)
     }
     r->promised = false;
     kvs_extents_cleanup(&extents);
+    struct kvs_core_stats stats;
+    kvs_core_stats(world->core, &stats);
+    if (status == KVB_OK && stats.holds > 0) {
+        search_fail("P5: what was promised is got, and is held on");
+    }
 }
 
 static void read_page(void)
@@ -393,6 +408,37 @@ static void stop(uint32_t who)
     }
 }
 
+/* Somebody tries what was given to others, and everybody what a life before gave: it is worth
+ * nothing, and nothing changes. */
+static void try_attempt(struct kvs_attempt attempt, uint64_t session, const char *whose)
+{
+    if (attempt.serial != 0 &&
+        (kvs_core_commit(world->core, world->now_ns, attempt, session, 0) != KVB_ERR_NOT_FOUND ||
+         kvs_core_revoke(world->core, world->now_ns, attempt, session, true) !=
+             KVB_ERR_NOT_FOUND)) {
+        search_fail("P2: an attempt of %s is taken", whose);
+    }
+}
+
+static void try_ticket(struct kvs_ticket ticket, uint64_t session, const char *whose)
+{
+    if (ticket.serial != 0 &&
+        kvs_core_release(world->core, world->now_ns, ticket, session) != KVB_ERR_TICKET) {
+        search_fail("P2: a ticket of %s is taken", whose);
+    }
+}
+
+static void forge(void)
+{
+    for (uint32_t who = 0; who < WRITERS; who++) {
+        uint32_t other = (who + 1) % WRITERS;
+        try_attempt(world->writers[who].attempt, other + 1, "another session");
+        try_attempt(world->old_attempts[who], who + 1, "another life");
+    }
+    try_ticket(world->reader.ticket, W1 + 1, "another session");
+    try_ticket(world->old_ticket, READER + 1, "another life");
+}
+
 /* The node's process dies and starts anew: its memory is empty, connections are made anew, and the
  * ids of their sessions may be those of before. */
 static void crash(void)
@@ -402,9 +448,18 @@ static void crash(void)
     memset(world->visible, 0, sizeof world->visible);
     memset(world->share, 0, sizeof world->share);
     for (uint32_t who = 0; who < WRITERS; who++) {
-        world->writers[who].may_write = false;
+        struct writer *w = &world->writers[who];
+        w->may_write = false;
+        if (w->at == WRITING) { /* and begins anew, too */
+            world->old_attempts[who] = w->attempt;
+            *w = (struct writer){.at = IDLE};
+        }
     }
     world->reader.promised = false;
+    if (world->reader.at == R_READING) {
+        world->old_ticket = world->reader.ticket;
+        world->reader = (struct reader){.at = R_IDLE};
+    }
     world->retired = false; /* a node that has not heard yet wastes space, never correctness */
     memset(world->ended, 0, sizeof world->ended);
     memset(world->stopped, 0, sizeof world->stopped);
@@ -495,8 +550,14 @@ static void apply(uint16_t choice)
     case EV_CRASH:
         crash();
         break;
+    case EV_FORGE:
+        forge();
+        break;
     case EV_RECLAIM:
         (void)kvs_core_reclaim(world->core, world->now_ns, 16);
+        if (kvs_core_next_deadline_ns(world->core) <= world->now_ns) {
+            search_fail("P5: what is due does not end");
+        }
         break;
     case EV_CLOSE:
         close_all();
@@ -589,6 +650,9 @@ static uint32_t choices(uint16_t out[SEARCH_CHOICES_MAX])
     if (can_die(DIES_NODE)) {
         out[n++] = CHOICE(EV_CRASH, 0, 0);
     }
+    if (lens->forges) {
+        out[n++] = CHOICE(EV_FORGE, 0, 0);
+    }
     if (kvs_core_next_deadline_ns(world->core) <= world->now_ns || world->retired ||
         world->core->stopped.first != 0) {
         out[n++] = CHOICE(EV_RECLAIM, 0, 0);
@@ -614,6 +678,7 @@ static void describe(uint16_t choice, char *out, size_t cap)
         [EV_DIE] = "loses its connection",
         [EV_STOP] = "is stopped",
         [EV_CRASH] = "the node dies and starts anew",
+        [EV_FORGE] = "attempts and tickets of others, and of another life, are tried",
         [EV_RECLAIM] = "upkeep",
         [EV_CLOSE] = "everybody is gone",
     };

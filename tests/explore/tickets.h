@@ -46,6 +46,8 @@ struct world {
     bool retired, updated, removed, late, closed;
     uint8_t died; /* bits of the lens */
     uint8_t ndied;
+    struct kvs_attempt old_attempts[WRITERS]; /* of the node's life before */
+    struct kvs_ticket old_ticket;
     bool visible[2][2]; /* by lineage, key: committed, and not gone by anybody's word */
 };
 

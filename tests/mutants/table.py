@@ -33,7 +33,7 @@ row("closed_until_acknowledged", "P1", "closed until the leaving is acknowledged
 row("closed_until_local_reset", "P1", "closed until the local cache was reset", "server/connector/lineage.c", "lineage_explorer update rollback",
     "(l->local_reset_done || l->tracks);",
     "true;")
-row("closed_while_echo_unchecked", "P1", "closed while an echoed lineage is not yet compared", "server/connector/lineage.c", "test_lineage",
+row("closed_while_echo_unchecked", "P1", "closed while an echoed lineage is not yet compared", "server/connector/lineage.c", "lineage_explorer lease-reset-cd",
     r"""l->resident && !l->echoed &&
            (l->local""",
     r"""l->resident &&
@@ -50,7 +50,7 @@ row("token_of_the_stay_at_join", "P1", "a new token at every join", "server/conn
 row("living_daemon_wins", "P1", "a living daemon's lineage wins over an echo", "server/connector/lineage.c", "lineage_explorer reset-link",
     "} else if (!hello->living) {",
     "} else if (true) {")
-row("resolve_void_after_leave", "P1", "a name asked before a leave is void after it", "server/connector/lineage.c", "test_lineage",
+row("resolve_void_after_leave", "P1", "a name asked before a leave is void after it", "server/connector/lineage.c", "lineage_explorer update-ce-fp",
     r"""l->resolve_ask = 0;
     l->fingerprint_ask = 0;
     l->check_ask = 0;""",
@@ -91,6 +91,16 @@ row("written_counts_as_change", "P1", "weights that were written count as a weig
     r"""leave_for(l, KVP_LEAVE_WRITTEN, random, out);
     name_clear(l->last_name);""",
     "name_clear(l->last_name);")
+row("written_is_a_change", "P1", "weights that were written are others than those of the version", "server/connector/lineage.c", "lineage_explorer const-sleep",
+    r"""    l->changed = true;
+    l->written_since_step = true;
+    /* Also""",
+    r"""    l->written_since_step = true;
+    /* Also""")
+row("told_voids_what_is_asked", "P1", "an answer on its way when a retirement is told is void", "server/connector/lineage.c", "lineage_explorer reset-two",
+    r"""        l->resolve_ask = 0; /* the answer on its way may name what was just retired */
+        l->want_join = true;""",
+    "")
 row("version_held", "P1", "a version given during a change is held until its end", "server/connector/lineage.c", "test_lineage",
     r"""if (l->held[0] == '\0' || l->update ||""",
     r"""if (l->held[0] == '\0' ||""")
@@ -172,7 +182,7 @@ row("reset_keeps_the_name", "P1", "a reset keeps the name of the weights", "serv
 row("compares_when_back", "P1", "back in touch, a binding is compared", "server/connector/lineage.c", "test_lineage",
     "if (back && kvp_lineage_named(l) && l->check_ask == 0 && !l->echoed) {",
     "if (false) {")
-row("left_at_update_begin", "P1", "a weight change leaves at its begin", "server/connector/lineage.c", "test_lineage",
+row("left_at_update_begin", "P1", "a weight change leaves at its begin", "server/connector/lineage.c", "lineage_explorer live-update",
     r"""leave_for(l, KVP_LEAVE_UPDATE_BEGINS, random, out);
         memset""",
     "memset")
@@ -1137,6 +1147,53 @@ row("what_was_promised_is_evicted", "P2", "what was promised is not evicted", "s
     r"""    kvs_object_lock(core, object, &plan);
     return true;""",
     "    return true;")
+row("what_is_not_committed_is_found", "P2", "only what is committed is found", "store/core/core.c", "ticket_explorer --lens torn",
+    r"""    kvs_object_set_pin(core, object, put->pin);
+    *attempt_p""",
+    r"""    kvs_object_set_pin(core, object, put->pin);
+    object_at(core, object)->state = OBJECT_LIVE;
+    kvs_table_insert(&core->index, object, hash);
+    *attempt_p""")
+row("another_session_s_attempt", "P2", "tickets and attempts are of one session", "store/core/lease.c", "ticket_explorer --lens torn",
+    "return session_at(core, lease->owner)->id == session ? handle : 0;",
+    "return session != 0 ? handle : 0;")
+row("another_life_s_attempt", "P2", "tickets and attempts of another incarnation are worth nothing", "store/core/lease.c", "ticket_explorer --lens node",
+    "    if (incarnation != core->incarnation) {",
+    "    if (incarnation == 0) {")
+row("a_ticket_outlives_its_release", "P2", "a ticket ends with its release", "store/core/core.c", "ticket_explorer --lens deaths",
+    r"""        core->stats.tickets_lost += !held;
+        kvs_ticket_end(core, lease);""",
+    "        core->stats.tickets_lost += !held;")
+row("a_hold_outlives_its_get", "P5", "a hold ends when it is got", "store/core/core.c", "ticket_explorer --lens held",
+    r"""    kvs_hold_give(core, handle, holder);
+""",
+    "")
+row("a_hold_has_no_bound", "P5", "leases end at their deadlines", "store/core/lease.c", "ticket_explorer --lens held",
+    "    while (core->ndue > 0 && due_deadline(core, 0) <= now_ns) {",
+    "    while (core->ndue > 0 && due_deadline(core, 0) == 0) {")
+row("what_is_retired_is_found", "P1", "what lies under a retired lineage is not found", "store/core/lineage.c", "ticket_explorer --lens reset",
+    "        scope->retired = true;",
+    "        scope->retired = core == NULL;")
+row("what_is_read_is_evicted", "P2", "what somebody reads or writes is no victim", "store/core/evict.c", "ticket_explorer --lens evict",
+    r"""        if (object->flags & OBJECT_LOCKED) {
+            kvs_queue_remove(core, handle);
+            continue;
+        }
+        bool wanted""",
+    "        bool wanted")
+row("what_is_read_goes_at_once", "P2", "removed under a reader, the space goes when the reader has", "store/core/core.c", "ticket_explorer --lens reset",
+    r"""    if (object->leases != 0) {
+        kvs_object_doom(core, handle);""",
+    r"""    if (false) {
+        kvs_object_doom(core, handle);""")
+row("a_dead_writer_s_space_is_lost", "P2", "space of a writer that is stopped comes back", "store/core/lease.c", "ticket_explorer --lens deaths",
+    r"""        kvs_lease_drop(core, lease);
+        kvs_object_stop(core, object);""",
+    r"""        kvs_lease_drop(core, lease);
+        (void)object;""")
+row("a_put_that_fails_evicts", "P7", "a put that no eviction could satisfy evicts nothing", "store/core/evict.c", "ticket_explorer --lens evict",
+    r"""    if (!kvs_space_could_fit(&core->space, plan) ||""",
+    r"""    if ((!kvs_space_could_fit(&core->space, plan) && core->queued[0] == 0) ||""")
 
 # ---- bugs of the kinds that others have shipped ----
 planted("get_of_an_earlier_stay", "B02", "a fence left open", "the engine's stay is over, and what was begun in it still counts", "server/link/tasks.c", "simulate",
