@@ -78,11 +78,29 @@ static const struct kvp_column of_instances[] = {
     {.head = NULL},
 };
 
+void kvp_put_driven(const json_t *instances, FILE *out)
+{
+    size_t i;
+    const json_t *instance;
+    json_array_foreach(instances, i, instance)
+    {
+        const json_t *driven = json_object_get(instance, "driven");
+        char text[512];
+        if (driven != NULL) {
+            (void)snprintf(text, sizeof text, "%.64s: %.16s at %.256s, no KV moves this way",
+                           word(instance, "instance"), word(driven, "kind"), word(driven, "url"));
+            kvb_utf8_clean(text);
+            (void)fprintf(out, "%s\n", text);
+        }
+    }
+}
+
 static void put_instances(const struct kvp_frame *frame, const json_t *instances, FILE *out)
 {
     size_t i;
     const json_t *instance;
     put_table(frame, of_instances, instances, out);
+    kvp_put_driven(instances, out);
     json_array_foreach(instances, i, instance)
     {
         const json_t *why = json_object_get(instance, "not_ready");

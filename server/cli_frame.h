@@ -28,4 +28,7 @@ void kvp_frame_write(struct kvp_frame *frame, const json_t *all, size_t width, F
  * sequences of colours have no width. Returns how many lines. */
 size_t kvp_frame_clip(const char *text, size_t rows, size_t columns, FILE *out);
 
+/* A line for each instance that is a server of its own, driven by its routes. */
+void kvp_put_driven(const json_t *instances, FILE *out);
+
 #endif

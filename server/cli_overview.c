@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_call.h"
+#include "cli_frame.h"
 #include "cli_grid.h"
 
 #include "base/utf8.h"
@@ -183,6 +184,7 @@ int kvp_cli_overview(struct kvp_call *call, bool json)
         kvp_table_print(stdout, "tenants", false, of_tenants, json_object_get(all, "tenants"));
         kvp_table_print(stdout, "instances", false, of_instances,
                         json_object_get(all, "instances"));
+        kvp_put_driven(json_object_get(all, "own_instances"), stdout);
         print_ranks(json_object_get(all, "own_instances"));
     }
     json_decref(all);

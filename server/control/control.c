@@ -307,6 +307,11 @@ void kvp_control_start(struct kvp_control *control, struct kvp_request *request)
               .finish = finish_flush)
 #define RELEASE       PLAIN(RELEASE, kvp_ask_release, "Memory released")
 #define RESUME_MEMORY PLAIN(WAKE, kvp_ask_resume_memory, "Memory resumed")
+#define INFO(method)                                                                               \
+    {                                                                                              \
+        .read = kvp_read_info, .operation = KVP_OP_RELAY, .relay = (method),                       \
+        .fill = kvp_ask_generate, .finish = kvp_finish_info                                        \
+    }
 #define GENERATE                                                                                   \
     {                                                                                              \
         .read = kvp_read_health_generate, .operation = KVP_OP_RELAY, .relay = "health_generate",   \
@@ -348,7 +353,7 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
         RELAYED(RELAY, "unload_lora_adapter", kvp_ask_lora, "LoRA adapter unloaded"),
     [KVP_ROUTE_weight_info] = READ(kvp_read_weight_info),
     [KVP_ROUTE_get_world_size] = READ(kvp_read_world_size),
-    [KVP_ROUTE_server_info] = READ(kvp_read_server_info),
+    [KVP_ROUTE_server_info] = INFO("server_info"),
     [KVP_ROUTE_load] = READ(kvp_read_load),
 
     [KVP_ROUTE_release_memory_occupation] = RELEASE,
@@ -376,9 +381,9 @@ static const struct kvp_action actions[KVP_ROUTE_COUNT] = {
         PLAIN_RELAYED(UPDATE, "update_weights_from_ipc", kvp_ask_nothing, "Weights updated"),
     [KVP_ROUTE_weights_checker] =
         PLAIN_RELAYED(UPDATE, "weights_checker", kvp_ask_check_weights, "Weights checked"),
-    [KVP_ROUTE_get_server_info] = READ(kvp_read_server_info),
-    [KVP_ROUTE_model_info] = READ(kvp_read_model_info),
-    [KVP_ROUTE_get_model_info] = READ(kvp_read_model_info),
+    [KVP_ROUTE_get_server_info] = INFO("server_info"),
+    [KVP_ROUTE_model_info] = INFO("model_info"),
+    [KVP_ROUTE_get_model_info] = INFO("model_info"),
     [KVP_ROUTE_get_weight_version] = READ(kvp_read_weight_info),
     [KVP_ROUTE_get_load] = READ(kvp_read_get_load),
     [KVP_ROUTE_list_loads] = READ(kvp_read_loads),

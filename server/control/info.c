@@ -5,6 +5,10 @@
  */
 #include "control/internal.h"
 
+#include "base/assert.h"
+
+#include <string.h>
+
 void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request)
 {
     struct kvp_view view;
@@ -30,6 +34,7 @@ void kvp_read_world_size(struct kvp_control *control, struct kvp_request *reques
 {
     struct kvp_view view;
     json_int_t all = 0;
+    bool every = kvp_means_all(control, request);
 
     if (!kvp_find_instance(control, request, &view)) {
         return;
@@ -39,7 +44,7 @@ void kvp_read_world_size(struct kvp_control *control, struct kvp_request *reques
                                 "not all ranks of the engine are attached");
         return;
     }
-    if (kvp_means_all(control, request)) {
+    if (every) {
         kvp_fleet_each(control->config.fleet, add_world, &all);
     } else {
         all = world_of(&view);
@@ -48,36 +53,83 @@ void kvp_read_world_size(struct kvp_control *control, struct kvp_request *reques
 }
 
 /* vLLM's and SGLang's members in one object. */
-void kvp_read_server_info(struct kvp_control *control, struct kvp_request *request)
+static json_t *server_info(const struct kvp_view *view)
+{
+    json_int_t world = world_of(view);
+    json_int_t tp = view->tp_size > 0 && view->own_world_size == 0 ? view->tp_size : world;
+    json_int_t pp = tp > 0 ? world / tp : 0;
+    json_t *parallel =
+        json_pack("{s:I, s:I, s:i, s:i, s:I}", "tensor_parallel_size", tp, "pipeline_parallel_size",
+                  pp, "data_parallel_size", 1, "nnodes", 1, "world_size", world);
+    return json_pack("{s:s, s:s, s:{s:o}, s:I, s:I, s:i, s:i, s:I, s:s, s:n, s:b}", "version",
+                     KVP_VERSION, "model_path", view->model, "vllm_config", "parallel_config",
+                     parallel, "tp_size", tp, "pp_size", pp, "dp_size", 1, "nnodes", 1, "num_gpus",
+                     world, "disaggregation_mode", "null", "disaggregation_bootstrap_port",
+                     "encoder_only", 0);
+}
+
+static json_t *model_info(const struct kvp_view *view)
+{
+    return json_pack("{s:s, s:b, s:s}", "model_path", view->model, "is_generation", 1,
+                     "weight_version", view->weight_version);
+}
+
+/* ---- which a server that is driven knows better ---- */
+
+static const struct {
+    enum kvp_route_id route;
+    json_t *(*json)(const struct kvp_view *view);
+} infos[] = {{KVP_ROUTE_server_info, server_info},
+             {KVP_ROUTE_get_server_info, server_info},
+             {KVP_ROUTE_model_info, model_info},
+             {KVP_ROUTE_get_model_info, model_info}};
+
+static json_t *info_json(const struct kvp_request *request, const struct kvp_view *view)
+{
+    for (size_t i = 0; i < sizeof infos / sizeof infos[0]; i++) {
+        if (infos[i].route == (enum kvp_route_id)request->route->id) {
+            return infos[i].json(view);
+        }
+    }
+    KVB_UNREACHABLE("no such information");
+}
+
+void kvp_read_info(struct kvp_control *control, struct kvp_request *request)
 {
     struct kvp_view view;
 
     if (!kvp_find_instance(control, request, &view)) {
         return;
     }
-    json_int_t tp = view.tp_size > 0 ? view.tp_size : view.world_size;
-    json_int_t pp = tp > 0 ? view.world_size / tp : 0;
-    json_t *parallel = json_pack("{s:I, s:I, s:i, s:i, s:I}", "tensor_parallel_size", tp,
-                                 "pipeline_parallel_size", pp, "data_parallel_size", 1, "nnodes", 1,
-                                 "world_size", (json_int_t)view.world_size);
-    json_t *json = json_pack(
-        "{s:s, s:s, s:{s:o}, s:I, s:I, s:i, s:i, s:I, s:s, s:n, s:b}", "version", KVP_VERSION,
-        "model_path", view.model, "vllm_config", "parallel_config", parallel, "tp_size", tp,
-        "pp_size", pp, "dp_size", 1, "nnodes", 1, "num_gpus", (json_int_t)view.world_size,
-        "disaggregation_mode", "null", "disaggregation_bootstrap_port", "encoder_only", 0);
-    kvp_control_reply(control, request, 200, json, 0);
+    if (view.kind[0] != '\0' && view.attached) {
+        strcpy(request->instance, view.instance);
+        kvp_control_start(control, request);
+    } else {
+        kvp_control_reply(control, request, 200, info_json(request, &view), 0);
+    }
 }
 
-void kvp_read_model_info(struct kvp_control *control, struct kvp_request *request)
+/* What it says, and of what it does not say what is known here. */
+bool kvp_finish_info(struct kvp_pending *pending, const struct kvp_outcome *outcome)
 {
     struct kvp_view view;
+    json_t *told = outcome->status != KVB_OK || outcome->relay_len == 0
+                       ? NULL
+                       : json_loadb(outcome->relay_body, outcome->relay_len, 0, NULL);
 
-    if (kvp_find_instance(control, request, &view)) {
-        kvp_control_reply(control, request, 200,
-                          json_pack("{s:s, s:b, s:s}", "model_path", view.model, "is_generation", 1,
-                                    "weight_version", view.weight_version),
-                          0);
+    if (!kvp_fleet_view(pending->control->config.fleet, pending->request->instance, &view)) {
+        json_decref(told);
+        kvp_control_reply_error(pending->control, pending->request, KVB_ERR_UNAVAILABLE, NULL,
+                                kvp_outcome_message(outcome));
+        return true;
     }
+    json_t *known = info_json(pending->request, &view);
+    if (json_is_object(told)) {
+        (void)json_object_update_recursive(known, told);
+    }
+    json_decref(told);
+    kvp_control_reply(pending->control, pending->request, 200, known, 0);
+    return true;
 }
 
 /* ---- load: every form falls to zero when nothing runs, waits or loads ---- */

@@ -204,8 +204,9 @@ json_t *kvp_tags_json(const struct kvb_tag_state *states, uint32_t n);
 
 void kvp_read_weight_info(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_world_size(struct kvp_control *control, struct kvp_request *request);
-void kvp_read_server_info(struct kvp_control *control, struct kvp_request *request);
-void kvp_read_model_info(struct kvp_control *control, struct kvp_request *request);
+/* Of a server that is driven: asked of it. */
+void kvp_read_info(struct kvp_control *control, struct kvp_request *request);
+bool kvp_finish_info(struct kvp_pending *pending, const struct kvp_outcome *outcome);
 void kvp_read_load(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_get_load(struct kvp_control *control, struct kvp_request *request);
 void kvp_read_loads(struct kvp_control *control, struct kvp_request *request);

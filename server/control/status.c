@@ -174,6 +174,7 @@ bool kvp_find_instance(struct kvp_control *control, struct kvp_request *request,
     if (kvp_means_all(control, request)) { /* they are alike: the first stands for them */
         struct first first = {.view = view_p, .none = true};
         kvp_fleet_each(fleet, keep_first, &first);
+        strcpy(request->instance, view_p->instance);
         return true;
     }
     if (name != NULL) {

@@ -283,6 +283,7 @@ static void begin(struct kvp_engine_call *call)
         dialect->pause(call);
         break;
     case KVB_LINK_RESUME:
+        call->moves = true; /* one that comes late would meet a sleep */
         dialect->resume(call);
         break;
     case KVB_LINK_RESET_LOCAL:
@@ -318,7 +319,7 @@ static struct kvp_engine_call *first_of(struct kvb_list *lane)
 static void overtake(struct kvp_engine *engine)
 {
     struct kvp_engine_call *first = first_of(&engine->lane);
-    if (first == NULL || first->type != KVB_LINK_PAUSE || !first->begun) {
+    if (first == NULL || first->type != KVB_LINK_PAUSE || !first->begun || first->moves) {
         return;
     }
     kvb_list_each(&engine->lane, link)
@@ -481,13 +482,14 @@ static void op_call(void *impl, enum kvb_link_type type, const void *msg, uint64
     }
 }
 
-void kvp_engine_learn(struct kvp_engine *engine, kvp_rank_call_fn done, void *arg)
+void kvp_engine_ask_state(struct kvp_engine *engine, bool learning, kvp_rank_call_fn done,
+                          void *arg)
 {
     struct kvb_sched *sched = kvp_engine_sched(engine);
     struct kvp_engine_call *call =
         call_create(engine, KVB_LINK_STATE, done, arg,
                     kvb_deadline_in_ms(sched->clock, engine->driver->config.call_ms));
-    call->learning = true;
+    call->learning = learning;
     kvb_list_push_back(&engine->lane, &call->link);
     kvb_sched_post(sched, &engine->pump);
 }

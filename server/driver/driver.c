@@ -94,6 +94,7 @@ static void on_learned(void *arg, kvb_status_t status, const union kvp_rank_repl
         }
         return;
     }
+    engine->anew = false;
     struct kvb_link_hello hello = {.version = KVB_LINK_VERSION,
                                    .roles = KVB_ROLE_SCHEDULER | KVB_ROLE_WORKER,
                                    .world_size = 1,
@@ -148,6 +149,29 @@ static void ask_load(struct kvp_engine *engine)
     }
 }
 
+/* Somebody else has put it to sleep, paused or woken it: what is known of it here is begun anew. */
+static void on_watched(void *arg, kvb_status_t status, const union kvp_rank_reply *reply)
+{
+    struct kvp_engine *engine = arg;
+    const struct kvp_known *was = &engine->watched;
+    const struct kvp_known *is = &engine->known;
+    (void)reply;
+    if (status == KVB_OK && engine->instance != NULL &&
+        (was->paused != is->paused || memcmp(was->tags, is->tags, sizeof is->tags) != 0)) {
+        kvp_engine_say(engine, "its state was changed by somebody else: use the verbs here");
+        engine->leave = true; /* not inside of its own call */
+        kvb_sched_post(kvp_engine_sched(engine), &engine->pump);
+    }
+}
+
+static void watch(struct kvp_engine *engine)
+{
+    if (engine->dialect->tells_state && kvb_list_empty(&engine->lane)) {
+        engine->watched = engine->known;
+        kvp_engine_ask_state(engine, false, on_watched, engine);
+    }
+}
+
 static void missed(struct kvp_engine *engine, const char *why, bool at_once)
 {
     const struct kvp_driver_config *config = &engine->driver->config;
@@ -174,6 +198,7 @@ static void on_health(struct kvp_web_call *web, const struct kvp_web_answer *ans
     bool busy = !kvb_list_empty(&engine->lane) || !kvb_list_empty(&engine->beside);
     kvb_sched_timer_clear(sched, &engine->bound);
     tick_in(engine, engine->driver->config.health_interval_ms);
+    engine->anew = engine->anew || answer->status == KVB_ERR_REFUSED;
     if (answer->status != KVB_OK) {
         missed(engine, answer->why, answer->status == KVB_ERR_REFUSED);
     } else if (answer->http_status == 503 && !busy) {
@@ -185,8 +210,9 @@ static void on_health(struct kvp_web_call *web, const struct kvp_web_answer *ans
         kvp_engine_alive(engine);
         if (engine->instance != NULL) {
             ask_load(engine);
+            watch(engine);
         } else if (kvb_list_empty(&engine->lane)) {
-            kvp_engine_learn(engine, on_learned, engine);
+            kvp_engine_ask_state(engine, true, on_learned, engine);
         }
     }
 }
@@ -252,6 +278,7 @@ static void engine_init(struct kvp_engine *engine, struct kvp_driver *driver,
     kvb_event_init(&engine->pump, on_pump);
     kvb_timer_init(&engine->tick, on_tick);
     kvb_timer_init(&engine->bound, on_health_bound);
+    engine->anew = true;
     engine->health.done = on_health;
     engine->asked_load.done = on_load;
     tick_in(engine, 0);

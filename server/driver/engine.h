@@ -12,9 +12,9 @@
  * through.
  *
  * Of one server, calls that change its state run one after the other (the lane). One that moves
- * memory is waited for, however late it is: as long as it is open at the server nothing else is
- * sent that could meet it there. Who asked is told in time all the same, and the next one waits
- * until its own bound.
+ * memory, or resumes, is waited for, however late it is: as long as it is open at the server
+ * nothing else is sent that could meet it there. Who asked is told in time all the same, and the
+ * next one waits until its own bound.
  */
 struct kvp_engine;
 struct kvp_engine_call;
@@ -57,6 +57,7 @@ struct kvp_relay {
 struct kvp_dialect {
     const char *kind;
     bool sleeps_once;
+    bool tells_state; /* else what it acknowledged is all that is known of it */
     void (*pause)(struct kvp_engine_call *call);
     void (*resume)(struct kvp_engine_call *call);
     void (*reset)(struct kvp_engine_call *call);
@@ -83,7 +84,7 @@ struct kvp_engine_call {
     void *arg;
     bool told;              /* who asked has had his answer: it only goes on for what is known */
     bool begun;             /* in the lane: not waiting any more */
-    bool moves;             /* what is open at the server moves memory, or writes weights */
+    bool moves;             /* what is open there changes it: it is waited for, however late */
     bool broken;            /* the connection broke; told when the server has been looked at */
     bool learning;          /* of a server that is not attached */
     struct kvb_timer timer; /* the bound */
@@ -126,7 +127,7 @@ struct kvp_engine {
     struct kvb_list beside;
     struct kvb_list laters;
     uint32_t writing; /* relays of weights that are open */
-    bool going;
+    bool anew;  /* nobody has listened there since it was last learned about: another process */
     bool leave; /* asked by disconnect() */
     struct kvb_event pump;
     /* health */
@@ -135,7 +136,8 @@ struct kvp_engine {
     struct kvp_web_call health;
     struct kvp_web_call asked_load;
     struct kvb_load load;
-    bool reset_refused; /* since nothing was reported that it waits for */
+    struct kvp_known watched; /* what was known when the state was last asked */
+    bool reset_refused;       /* since nothing was reported that it waits for */
     uint32_t misses;
 };
 
@@ -161,8 +163,9 @@ static inline struct kvb_sched *kvp_engine_sched(const struct kvp_engine *engine
 extern const struct kvp_rank_ops kvp_engine_rank_ops;
 /* The next of the lane begins, if there is room. */
 void kvp_engine_run_lane(struct kvp_engine *engine);
-/* Asks for all that is to be known before it attaches. */
-void kvp_engine_learn(struct kvp_engine *engine, kvp_rank_call_fn done, void *arg);
+/* Asks for its state; learning: for all that is to be known before it attaches. */
+void kvp_engine_ask_state(struct kvp_engine *engine, bool learning, kvp_rank_call_fn done,
+                          void *arg);
 /* The server was looked at, and is there: what broke off meanwhile has an outcome unknown. */
 void kvp_engine_alive(struct kvp_engine *engine);
 /* Everything open is answered DISCONNECTED; what moves memory is waited for. all: not even that. */

@@ -88,6 +88,7 @@ static void on_frozen_load(struct kvp_engine_call *call, const struct kvp_web_an
 static void on_paused(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
     struct kvp_known *known = &call->engine->known;
+    call->moves = false;
     if (answer->http_status == 404 && !known->no_pause) {
         known->no_pause = true;
         kvp_engine_call_drained(call, set_paused);
@@ -104,6 +105,7 @@ static void on_paused(struct kvp_engine_call *call, const struct kvp_web_answer 
 static void pause_now(struct kvp_engine_call *call, const struct kvp_web_answer *none)
 {
     (void)none;
+    call->moves = true; /* late it would stop, unseen, what goes on again */
     kvp_engine_call_post(call, on_paused,
                          call->mode == KVB_PAUSE_ABORT ? "{\"mode\":\"abort\"}"
                                                        : "{\"mode\":\"in_place\"}",
@@ -173,6 +175,7 @@ static void flush(struct kvp_engine_call *call, const struct kvp_web_answer *non
 
 static void on_retracted(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
+    call->moves = false;
     if (!done(answer)) {
         kvp_engine_call_fail(call, answer);
     } else {
@@ -184,6 +187,7 @@ static void begin_reset(struct kvp_engine_call *call)
 {
     const struct kvp_known *known = &call->engine->known;
     if (call->preempt && known->paused && known->mode == KVB_PAUSE_KEEP && !known->no_pause) {
+        call->moves = true;
         kvp_engine_call_post(call, on_retracted, "{\"mode\":\"retract\"}", "/pause_generation");
     } else {
         flush(call, NULL);
@@ -336,17 +340,19 @@ static void on_model_info(struct kvp_engine_call *call, const struct kvp_web_ans
 static void begin_state(struct kvp_engine_call *call)
 {
     struct kvp_known *known = &call->engine->known;
-    if (call->learning) {
+    if (call->learning && call->engine->anew) {
         memset(known, 0, sizeof *known);
-        kvp_engine_call_get(call, on_model_info, "/get_model_info");
-        return;
     }
     for (unsigned tag = 0; tag < KVP_ENGINE_TAGS; tag++) {
         if (((known->falling | known->rising) & KVP_TAG_BIT(tag)) != 0) {
             known->tags[tag] = KVB_UNKNOWN;
         }
     }
-    kvp_engine_call_end_state(call);
+    if (call->learning) {
+        kvp_engine_call_get(call, on_model_info, "/get_model_info");
+    } else {
+        kvp_engine_call_end_state(call);
+    }
 }
 
 /* ---- relays ---- */

@@ -613,6 +613,7 @@ static const struct kvp_relay relays[] = {
 const struct kvp_dialect kvp_dialect_vllm = {
     .kind = "vllm",
     .sleeps_once = true,
+    .tells_state = true,
     .pause = begin_pause,
     .resume = begin_resume,
     .reset = begin_reset,

@@ -25,6 +25,9 @@ function load(instance) {
 
 function shared(instance) {
   const lineage = instance.lineage;
+  if (instance.driven) {
+    return h("p", { class: "shared" }, instance.driven.kind, " at ", h("code", {}, instance.driven.url), h("span", { class: "quiet" }, " · no KV moves this way"));
+  }
   if (!lineage) {
     return null;
   }

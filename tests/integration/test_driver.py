@@ -12,7 +12,7 @@ import harness
 from harness import until
 
 # Of what only waits; a fault that hangs is told after the bound of a call.
-BOUNDS = ("--engine-health-interval", "50ms", "--engine-call-bound", "2s", "--engine-relay-bound", "2s",
+BOUNDS = ("--engine-health-interval", "200ms", "--engine-call-bound", "2s", "--engine-relay-bound", "2s",
           "--drain-bound", "2s", "--forward-retry", "20ms", "--forward-tries", "2")
 
 
