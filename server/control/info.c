@@ -109,6 +109,22 @@ void kvp_read_info(struct kvp_control *control, struct kvp_request *request)
     }
 }
 
+/* Of what is known, what it says itself. */
+static void correct(json_t *known, const json_t *told)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(known, key, value)
+    {
+        json_t *its = json_object_get(told, key);
+        if (json_is_object(value) && json_is_object(its)) {
+            correct(value, its);
+        } else if (its != NULL && json_typeof(its) == json_typeof(value)) {
+            (void)json_object_set(known, key, its);
+        }
+    }
+}
+
 /* What it says, and of what it does not say what is known here. */
 bool kvp_finish_info(struct kvp_pending *pending, const struct kvp_outcome *outcome)
 {
@@ -125,7 +141,8 @@ bool kvp_finish_info(struct kvp_pending *pending, const struct kvp_outcome *outc
     }
     json_t *known = info_json(pending->request, &view);
     if (json_is_object(told)) {
-        (void)json_object_update_recursive(known, told);
+        correct(known, told);
+        (void)json_object_set(known, "result", told);
     }
     json_decref(told);
     kvp_control_reply(pending->control, pending->request, 200, known, 0);

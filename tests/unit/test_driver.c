@@ -30,6 +30,7 @@ struct server {
     struct world *w;
     bool sglang, aug, old; /* versions of vLLM: empty bodies; no /pause either */
     bool dev_mode;
+    bool connector; /* it shares by one of its own */
     bool alive, healthy;
     unsigned here;  /* tags that are */
     unsigned level; /* of the last sleep */
@@ -168,8 +169,12 @@ static const char *vllm(struct server *server, const struct asked *asked, unsign
         return "{\"status\":\"kv_cache_released\"}";
     }
     if (is(asked, "/reset_prefix_cache")) {
-        bool ok = server->running == 0 || strstr(asked->path, "=true") != NULL;
+        bool ok = server->running == 0 || strstr(asked->path, "requests=true") != NULL;
         return server->old ? "" : ok ? "{\"success\":true}" : "{\"success\":false}";
+    }
+    if (is(asked, "/server_info")) {
+        return server->connector ? "{\"vllm_config\":{\"kv_transfer_config\":{}}}"
+                                 : "{\"vllm_config\":{\"kv_transfer_config\":null}}";
     }
     if (is(asked, "/get_world_size")) {
         return "{\"world_size\":4}";
@@ -465,6 +470,20 @@ Test(driver, verbs_become_sglangs_calls)
     rig.server.running = 0;
     world_await(&rig.w, told);
     cr_assert(told->status == KVB_OK && rig.server.paused);
+    close_rig(&rig);
+}
+
+Test(driver, what_a_connector_of_its_own_shares_is_cleared_with_it)
+{
+    struct rig rig;
+    open_as(&rig, false);
+    rig.server.connector = true;
+    attach(&rig);
+    (void)world_do(&rig.w, "reset");
+    rig.server.ncalls = 0;
+    expect_calls(&rig, "reset", "/reset_prefix_cache?reset_running_requests=false");
+    expect_calls(&rig, "reset external",
+                 "/reset_prefix_cache?reset_running_requests=false&reset_external=true");
     close_rig(&rig);
 }
 
