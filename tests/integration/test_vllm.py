@@ -67,8 +67,13 @@ class Engine(harness.Process):
         return [done[name] for name in names]
 
     def kill(self, *args, **kw):
+        """Ends as an engine that is told to: its ranks with it."""
         if not self.popen.stdin.closed:
             self.popen.stdin.close()
+            try:
+                self.popen.wait(harness.DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                pass
         return super().kill(*args, **kw)
 
 
@@ -250,13 +255,13 @@ class Vllm(harness.Case):
 
     def test_loads_that_fail_are_computed_or_told(self):
         """Decided in one step, and when the workers begin it the store has nothing for them any more."""
+        daemon = self.daemon()
+        two = self.vllm(daemon, "b")
         for policy in ("recompute", "fail"):
-            daemon = self.daemon(name=f"daemon-{policy}", socket_name=f"{policy}.sock")
-            two = self.vllm(daemon, f"b-{policy}")
-            self.shared(two)
+            one = self.vllm(daemon, policy, policy=policy)
+            self.shared(one, two)
+            two.call("reset_prefix_cache")
             two.generate(prompt(1))
-            one = self.vllm(daemon, f"a-{policy}", policy=policy)
-            self.shared(one)
             one.call("add", request_id="r", tokens=prompt(1), max_tokens=2)
             one.call("step_to_load")
             if policy == "recompute":

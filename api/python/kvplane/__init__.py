@@ -6,12 +6,14 @@ shares its KV blocks. No third-party packages.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .rest import Answer, Client, Document, Error, Operation, OperationFailed, Refused, Unreachable
+from .errors import Error
 
 if TYPE_CHECKING:
     from .aio import AsyncClient, AsyncOperation
+    from .rest import Answer, Client, Document, Operation, OperationFailed, Refused, Unreachable
 
 __version__ = "0.1.0"
 __all__ = ["Answer", "AsyncClient", "AsyncOperation", "Client", "Document", "Error", "Operation", "OperationFailed",
@@ -19,9 +21,8 @@ __all__ = ["Answer", "AsyncClient", "AsyncOperation", "Client", "Document", "Err
 
 
 def __getattr__(name: str) -> Any:
-    """asyncio is loaded by who uses it: each process of an engine would pay for it at its start."""
-    if name in ("AsyncClient", "AsyncOperation"):
-        from . import aio
-
-        return getattr(aio, name)
-    raise AttributeError(name)
+    """HTTP and asyncio are loaded by who uses them: every process of an engine would pay for them at its start."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(".aio" if name.startswith("Async") else ".rest", __name__)
+    return getattr(module, name)

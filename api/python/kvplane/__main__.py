@@ -16,7 +16,8 @@ import sys
 from typing import Any, Sequence
 
 from . import __version__
-from .rest import VERB_TIMEOUT_S, Client, Document, Error, Refused
+from .errors import Error
+from .rest import VERB_TIMEOUT_S, Client, Document, Refused
 
 METHOD_NOT_ALLOWED = 405
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from .rest import Error
+from .errors import Error
 
 
 class Result(enum.IntEnum):

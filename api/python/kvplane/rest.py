@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+from .errors import Error
+
 Document = dict[str, Any]
 """A JSON object, as the contract describes it."""
 
@@ -39,10 +41,6 @@ IDLE_CONNECTIONS = 8
 RETRY_AFTER_MAX_S = 30.0
 CONNECT_AGAIN_S = 0.5
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-
-
-class Error(Exception):
-    """Anything that this package raises of itself."""
 
 
 class Unreachable(Error):
