@@ -10,6 +10,7 @@ import subprocess
 import sys
 import unittest
 import uuid
+from types import SimpleNamespace
 
 import harness
 
@@ -18,7 +19,7 @@ DOUBLE = os.path.join(harness.ROOT, "tests", "vllm_double")
 TORCH = os.environ.get("KVPLANE_TORCH") == "1"
 PYTHON = "/usr/bin/python3" if TORCH else sys.executable
 FLAGS = [] if TORCH else ["-S"]  # starts in half the time
-sys.path[:0] = [PACKAGE]
+sys.path[:0] = [PACKAGE, DOUBLE]
 
 SIZE = 16
 
@@ -325,19 +326,105 @@ class Vllm(harness.Case):
         self.assertIn("no vLLM is installed", done.stdout)
 
 
+class Groups(harness.Case):
+    """A model of full and of sliding-window attention, both roles in this process."""
+    WINDOW = 33
+
+    def setUp(self):
+        super().setUp()
+        import memory
+        from kvplane.vllm import KvplaneConnector
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+        self.daemon_ = self.daemon()
+        kinds = {"FullAttentionSpec": {}, "SlidingWindowSpec": {"sliding_window": self.WINDOW}}
+        groups = [SimpleNamespace(kv_cache_spec=type(kind, (), {"block_size": SIZE, **more})(), layer_names=[kind])
+                  for kind, more in kinds.items()]
+        config, cache = Parts.config(groups, socket=self.daemon_.socket, instance="g", weights_version="v0")
+        config.kv_transfer_config.engine_id = str(uuid.uuid4())
+        self.memory = [memory.Memory(8 * SIZE * 16, True) for _ in groups]
+        tensors = {one.layer_names[0]: memory.PlainTensor(mine, 0, (8, SIZE, 16)) for one, mine in zip(groups, self.memory)}
+        self.scheduler = KvplaneConnector(config, KVConnectorRole.SCHEDULER, cache)
+        self.addCleanup(self.scheduler.shutdown)
+        self.worker = KvplaneConnector(config, KVConnectorRole.WORKER, cache)
+        self.addCleanup(self.worker.shutdown)
+        self.worker.register_kv_caches(tensors)
+        self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
+        harness.until("it shares", lambda: self.scheduler.shares_as() == "fingerprint:v0")
+
+    def block(self, group, block):
+        return self.memory[group].view()[block * SIZE * 16:(block + 1) * SIZE * 16]
+
+    def step(self, *new, scheduled=None):
+        """A step with these new requests; what the worker tells of it, waited for."""
+        output = SimpleNamespace(
+            scheduled_new_reqs=list(new), num_scheduled_tokens=scheduled or {}, preempted_req_ids=None,
+            scheduled_cached_reqs=SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()))
+        metadata = self.scheduler.build_connector_meta(output)
+        self.worker.handle_preemptions(metadata)
+        self.worker.bind_connector_metadata(metadata)
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        self.worker.clear_connector_metadata()
+
+    def results(self, name, *finished):
+        found = []
+
+        def told():
+            found.append(self.worker.get_transfer_results(set(finished)))
+            return getattr(found[-1], name)
+        harness.until(name, told)
+        return found[-1]
+
+    def request(self, name, blocks, table):
+        """Its hit, and its blocks given."""
+        request = SimpleNamespace(request_id=name, num_tokens=blocks * SIZE + 3, num_prompt_tokens=blocks * SIZE + 3,
+                                  block_hashes=[b"prefix %d" % at for at in range(blocks)], all_token_ids=[])
+        hit = harness.until("a lookup", lambda: [found for found in [self.scheduler.get_num_new_matched_tokens(request, 0)]
+                                                 if found[0] is not None])[0]
+        self.scheduler.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: table), hit[0])
+        return request, hit
+
+    def test_a_window_gets_what_it_reaches_back_to_and_a_load_that_fails_is_told_by_request(self):
+        for group in range(2):
+            for block in range(1, 4):
+                self.block(group, block)[:] = bytes([16 * group + block]) * (SIZE * 16)
+        one, hit = self.request("one", 3, ([1, 2, 3], [1, 2, 3]))
+        self.assertEqual(hit, (0, False))
+        self.step(SimpleNamespace(req_id="one", block_ids=([1, 2, 3], [1, 2, 3]), num_computed_tokens=0), scheduled={"one": 51})
+        self.assertEqual(self.scheduler.request_finished_all_groups(one, ([], [])), (True, None))
+        self.assertEqual(self.results("finished_sending", "one").finished_sending, {"one"})
+        # The first block of the window's group is before its window.
+        two, hit = self.request("two", 3, ([4, 5, 6], [0, 4, 5]))
+        self.assertEqual(hit, (3 * SIZE, True))
+        self.step()
+        told = self.results("finished_recving")
+        self.assertEqual((told.finished_recving, told.failed_recving), ({"two"}, set()))
+        self.assertEqual([self.block(0, block)[0] for block in (4, 5, 6)], [1, 2, 3])
+        self.assertEqual([self.block(1, block)[0] for block in (0, 4, 5)], [0, 18, 19])
+        self.assertEqual(self.scheduler.request_finished(two, []), (False, None), "it has saved nothing")
+        three, hit = self.request("three", 3, ([4, 5, 6], [0, 4, 5]))
+        self.assertEqual(hit, (3 * SIZE, True))
+        self.assertTrue(self.scheduler.reset_cache())
+        self.step()
+        told = self.results("finished_recving")
+        self.assertEqual((told.finished_recving, told.failed_recving), ({"three"}, {"three"}))
+        self.assertEqual(self.worker.get_block_ids_with_load_errors(), set())
+        self.scheduler.update_connector_output(SimpleNamespace(**{**vars(told), "invalid_block_ids": set()}))
+        self.assertEqual(self.scheduler.get_num_new_matched_tokens(three, 0), (0, False), "not asked for again")
+
+
 class Parts(unittest.TestCase):
     """What needs no engine."""
 
     @staticmethod
     def config(groups=None, **extra):
-        from types import SimpleNamespace as Of
         spec = type("FullAttentionSpec", (), {"block_size": SIZE, "num_kv_heads": 2, "head_size": 8, "dtype": "bf16", "page_size_bytes": 1})
-        groups = groups or [Of(kv_cache_spec=spec(), layer_names=["l0"])]
-        return Of(
-            kv_transfer_config=Of(kv_connector_extra_config=extra, kv_role="kv_both", engine_id="e"),
-            parallel_config=Of(rank=0, world_size=1, tensor_parallel_size=1),
-            model_config=Of(model="lab/model", dtype="torch.bfloat16", max_model_len=100),
-            cache_config=Of(block_size=SIZE, cache_dtype="auto")), Of(num_blocks=8, kv_cache_groups=groups)
+        groups = groups or [SimpleNamespace(kv_cache_spec=spec(), layer_names=["l0"])]
+        return SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, kv_role="kv_both", engine_id="e"),
+            parallel_config=SimpleNamespace(rank=0, world_size=1, tensor_parallel_size=1),
+            model_config=SimpleNamespace(model="lab/model", dtype="torch.bfloat16", max_model_len=100),
+            cache_config=SimpleNamespace(block_size=SIZE, cache_dtype="auto")), SimpleNamespace(num_blocks=8, kv_cache_groups=groups)
 
     class Tensor:
         def __init__(self, shape, stride, base=0):
@@ -382,16 +469,15 @@ class Parts(unittest.TestCase):
                 self.shape(*sizes, stride=stride)
 
     def test_what_cannot_work_is_refused_at_the_start(self):
-        from types import SimpleNamespace as Of
         from kvplane.vllm import settings
         for extra in ({"sockt": "x"}, {"lookup_timeout_s": 0}, {"lookup_async": "maybe"}, {"instance": 3}, {"memory": "gpu"}):
             with self.subTest(**extra), self.assertRaisesRegex(ValueError, f"{next(iter(extra))}"):
                 settings.read(*self.config(**extra), 0)
-        mamba = Of(kv_cache_spec=type("MambaSpec", (), {"block_size": SIZE})(), layer_names=["m"])
-        window = Of(kv_cache_spec=type("SlidingWindowSpec", (), {"block_size": SIZE, "sliding_window": 64})(), layer_names=["w"])
+        mamba = SimpleNamespace(kv_cache_spec=type("MambaSpec", (), {"block_size": SIZE})(), layer_names=["m"])
+        window = SimpleNamespace(kv_cache_spec=type("SlidingWindowSpec", (), {"block_size": SIZE, "sliding_window": 64})(), layer_names=["w"])
         for groups in ([mamba], [window], []):
             with self.assertRaises(settings.UnsupportedModel):
-                settings.read(*self.config([*groups] or [Of(kv_cache_spec=mamba.kv_cache_spec, layer_names=[])]), 0)
+                settings.read(*self.config([*groups] or [SimpleNamespace(kv_cache_spec=mamba.kv_cache_spec, layer_names=[])]), 0)
         config, cache = self.config()
         alike = settings.read(config, cache, 0).layout
         config.model_config.dtype = "torch.float16"
