@@ -17,8 +17,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHOWN = "localhost:8100"  # the address the README uses
 
 
-def chapter(title):
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def chapter(title, level="##"):
+    """Without the chapters below it."""
+    return re.split(r"\n###? ", README.split(f"\n{level} {title}\n")[1])[0]
 
 
 def blocks(language, text=README):
@@ -68,7 +69,7 @@ class Readme(harness.Case):
 
     def test_the_trainers_loop_runs(self):
         loop, = blocks("python", chapter("A trainer's step"))
-        client, = blocks("python", chapter("The command line"))
+        client, = blocks("python", chapter("From Python", "###"))
         self.assertLessEqual(len(loop.splitlines()), 20)
         run = subprocess.run([sys.executable, "-c", loop.replace("127.0.0.1:8100", self.address)],
                              capture_output=True, text=True, timeout=600, check=False)
@@ -151,13 +152,14 @@ class Shell(harness.Case):
             script.write(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
         os.chmod(at, 0o755)
 
-    def follow(self, title):
+    def follow(self, title, level="##"):
         """Does what the chapter says and sees what it shows."""
-        text = chapter(title)
+        text = chapter(title, level)
         names = sorted(set(re.findall(self.PORTS, text)))
         ports = dict(zip(names, map(str, harness.free_ports(len(names)))))
         text = re.sub(self.PORTS, lambda port: ports[port[0]], text)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVPLANE_")}
+        environment.update({name: os.environ[name] for name in ("KVPLANE_LIBRARY",) if name in os.environ})
         environment.update(PATH=f"{self.path}:{environment['PATH']}", PYTHONPATH=os.path.join(harness.ROOT, "api", "python") + ":" + self.modules)
         for language, block in re.findall(r"^```(sh|console|python)\n(.*?)^```$", text, re.M | re.S):
             if language == "sh":
@@ -198,6 +200,10 @@ class Engines(Shell):
 
     def test_with_vllm(self):
         self.follow("With vLLM")
+
+    @unittest.skipIf(harness.SANITIZED, "Python does not load a sanitized library")
+    def test_vllm_servers_that_share_kv(self):
+        self.follow("KV between vLLM servers", "###")
 
     def test_with_sglang(self):
         self.follow("With SGLang")
