@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "driver/engine.h"
 
+#include "base/utf8.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -332,6 +334,7 @@ static void on_model_info(struct kvp_engine_call *call, const struct kvp_web_ans
     json_t *json = kvp_answer_ok(answer) ? kvp_answer_json(answer) : NULL;
     const char *model = json_string_value(json_object_get(json, "model_path"));
     (void)snprintf(known->model, sizeof known->model, "%.255s", model != NULL ? model : "");
+    kvb_utf8_clean(known->model); /* it may be anything, and was cut */
     json_decref(json);
     kvp_engine_call_get(call, end_learning, call->step == 0 ? "/get_server_info" : "/server_info");
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "driver/engine.h"
 
+#include "base/utf8.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,11 +47,13 @@ static double metric(const char *text, const char *name, const char *label)
     for (const char *line = text; line != NULL && *line != '\0';) {
         const char *end = strchr(line, '\n');
         if (strncmp(line, name, len) == 0 && (line[len] == '{' || line[len] == ' ')) {
-            size_t labels = line[len] == '{' ? strcspn(line + len, "}\n") + 1 : 0;
-            const char *found = label != NULL ? strstr(line + len, label) : line;
-            if (found != NULL && (label == NULL || found < line + len + labels)) {
-                double value = strtod(line + len + labels, NULL);
-                sum = (sum < 0 ? 0 : sum) + (value > 0 ? value : 0);
+            size_t labels = line[len] == '{' ? strcspn(line + len, "}\n") : 0;
+            const char *value = line + len + labels;
+            bool whole = line[len] != '{' || *value == '}';
+            if (whole &&
+                (label == NULL || memmem(line + len, labels, label, strlen(label)) != NULL)) {
+                double number = strtod(value + (*value == '}'), NULL);
+                sum = (sum < 0 ? 0 : sum) + (number > 0 ? number : 0);
             }
         }
         line = end != NULL ? end + 1 : NULL;
@@ -464,6 +468,7 @@ static void on_models(struct kvp_engine_call *call, const struct kvp_web_answer 
     const char *model = json_string_value(json_object_get(first, "id"));
     json_int_t len = json_integer_value(json_object_get(first, "max_model_len"));
     (void)snprintf(known->model, sizeof known->model, "%.255s", model != NULL ? model : "");
+    kvb_utf8_clean(known->model); /* it may be anything, and was cut */
     known->max_model_len = len > 0 && len <= UINT32_MAX ? (uint32_t)len : 0;
     json_decref(json);
     kvp_engine_call_end_state(call);
