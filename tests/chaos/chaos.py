@@ -281,7 +281,7 @@ class Chaos:
         self.until(f"{name} shares", lambda: self.well(trainer), WHOLE_S)
 
     def reset(self, trainer):
-        index = trainer.own[0]
+        index = trainer.own[0] if trainer.own else self.final  # its own may all have gone to others; nobody asks for any now
         trainer.finish(trainer.begin([index], use_cache=False))
         path = "/reset_prefix_cache?reset_external=true&reset_running_requests=true"
         self.good(trainer.post(path), f"reset of {trainer.slot.name}")
