@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import socket
+import ssl
 import threading
 import time
 import unittest
@@ -13,6 +14,7 @@ import zlib
 
 import harness
 import recording
+from authority import Authority
 
 MIB = 1 << 20
 ADMIN, READER = "administrators-token", "somebody-reads-it"
@@ -103,13 +105,14 @@ def chunk(data):
 class Upstream:
     """The engine's own server: answer(wire, first line, headers) for each request; True: the connection goes on."""
 
-    def __init__(self, answer):
+    def __init__(self, answer, context=None):
         self.answer = answer
+        self._context = context  # ssl.SSLContext
         self.connections = 0
         self.seen = queue.Queue()  # requests: first line, headers
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if context else ''}://127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -117,10 +120,15 @@ class Upstream:
             while True:
                 sock = self._listener.accept()[0]
                 self.connections += 1
-                threading.Thread(target=self._serve, args=(Wire(sock),), daemon=True).start()
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
-    def _serve(self, wire):
-        with contextlib.closing(wire), contextlib.suppress(OSError, EOFError):
+    def _serve(self, sock):
+        wire = Wire(sock)
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: wire.close())
+            stack.enter_context(contextlib.suppress(OSError, EOFError))
+            if self._context:
+                wire = Wire(self._context.wrap_socket(sock, server_side=True))
             more = True
             while more:
                 first, headers = wire.head()
@@ -150,8 +158,8 @@ class Passthrough(harness.Case):
             wire.close()
         super().tearDown()
 
-    def upstream(self, answer=ok):
-        upstream = Upstream(answer)
+    def upstream(self, answer=ok, context=None):
+        upstream = Upstream(answer, context)
         self.addCleanup(upstream.close)
         return upstream
 
@@ -639,6 +647,19 @@ class Gate(Passthrough):
         self.assertEqual(values(answer[1], "Retry-After"), ["1"])
         daemon.ok("/sleep?level=1")
         self.assertEqual(self.ask(daemon, *self.GENERATION)[0], 200)
+
+
+class Tls(Passthrough):
+    def test_a_server_by_tls_is_believed_by_its_authority_alone(self):
+        authority, other = Authority(self.directory, "one"), Authority(self.directory, "other")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*authority.sign("server"))
+        upstream = self.upstream(context=context)
+        daemon = self.serve(upstream, "--upstream-ca-file", authority.certificate)
+        for size in (1, 1 << 20):
+            self.assertEqual(self.ask(daemon, "POST", "/x", b"x" * size)[::2], (200, b"x" * size))
+        daemon = self.serve(upstream, "--upstream-ca-file", other.certificate, name="other", socket_name="other.sock")
+        self.refused(self.ask(daemon, "GET", "/x"), 502, "certificate")
 
 
 class Tokens(Passthrough):
