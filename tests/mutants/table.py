@@ -989,6 +989,19 @@ row("libkvplane_what_is_open_ends_with_the_session", "P5", "every call ends with
     "            complete_failed(kv, &call, result);\n",
     "            (void)call;\n")
 
+row("libkvplane_who_leaves_has_no_token", "P1", "who leaves by itself has no token until the daemon has left", "engine/libkvplane/api.c", "test_kvplane",
+    "return kv->leave_open ? (kvplane_token){0, 0}",
+    "return false ? (kvplane_token){0, 0}")
+row("libkvplane_a_leave_unanswered_echoes_nothing", "P1", "who left and had no answer echoes nothing", "engine/libkvplane/calls.c", "test_kvplane",
+    "        kvplane_calls_forget_stay(kv); /* whatever it was told since: it may be the stay it left */\n",
+    "")
+row("an_engine_s_leave_is_one", "P1", "an engine that leaves by itself has left", "server/connector/fleet.c", "test_instance",
+    "    KVP_LINEAGE(instance, written, kvp_instance_random(instance));\n    kvp_instance_event(instance, \"engine_left\"",
+    "    kvp_instance_event(instance, \"engine_left\"")
+row("an_engine_s_leave_waits_for_its_ranks", "P1", "it is answered when every rank has acknowledged that", "server/connector/fleet.c", "test_instance",
+    "    if (!instance->attached) {\n        kvp_instance_left(instance);",
+    "    {\n        kvp_instance_left(instance);")
+
 # ---- connector and tickets, found by the search of all states (tests/explore) ----
 row("rollback_is_skipped", "P4", "a failed operation undoes what it did", "server/connector/operation.c", "connector_explorer --lens alone",
     "kvp_plan_undo(&op->plan, done, &op->before, &op->undo);",

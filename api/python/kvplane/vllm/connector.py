@@ -37,17 +37,15 @@ class KvplaneConnector(_base.Base, _base.HybridMixin):  # type: ignore[misc]
             self._scheduler = Scheduler(read, events=bool(getattr(kv_events, "enable_kv_cache_events", False)))
         else:
             self._worker = Worker(read, int(kv_cache_config.num_blocks), record_event=self._record_event)
-        self._cuda = False
+        self._device: Any = None
 
     def _record_event(self) -> Any:
-        """What the GPU has been given up to now; None: there is no GPU."""
-        if not self._cuda:
+        """What this thread has given the cache's GPU up to now; None: there is no GPU."""
+        if self._device is None:
             return None
         import torch
 
-        event = torch.cuda.Event()
-        event.record()
-        return event
+        return torch.cuda.current_stream(self._device).record_event()
 
     # ---- of the class
 
@@ -126,7 +124,8 @@ class KvplaneConnector(_base.Base, _base.HybridMixin):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         assert self._worker is not None
-        self._cuda = any(getattr(getattr(one, "device", None), "type", "cpu") == "cuda" for one in kv_caches.values())
+        devices = [getattr(one, "device", None) for one in kv_caches.values()]
+        self._device = next((one for one in devices if getattr(one, "type", "cpu") == "cuda"), None)
         self._worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> Any:
