@@ -134,10 +134,10 @@ static void complete_failed(struct kvplane *kv, const struct slot *call, kvb_sta
     case KVB_LINK_LOOKUP:
         complete_lookup(call, result, NULL);
         break;
-    case KVB_LINK_LEAVE:
-        kvplane_calls_forget_stay(kv); /* whatever it was told since: it may be the stay it left */
-        /* fallthrough */
     default:
+        if (call->type == KVB_LINK_LEAVE) {
+            kvplane_calls_forget_stay(kv); /* what it was told since may be the stay it left */
+        }
         if (call->fn.done != NULL) {
             call->fn.done(call->arg, result);
         }

@@ -993,7 +993,7 @@ row("libkvplane_who_leaves_has_no_token", "P1", "who leaves by itself has no tok
     "return kv->leave_open ? (kvplane_token){0, 0}",
     "return false ? (kvplane_token){0, 0}")
 row("libkvplane_a_leave_unanswered_echoes_nothing", "P1", "who left and had no answer echoes nothing", "engine/libkvplane/calls.c", "test_kvplane",
-    "        kvplane_calls_forget_stay(kv); /* whatever it was told since: it may be the stay it left */\n",
+    "            kvplane_calls_forget_stay(kv); /* what it was told since may be the stay it left */\n",
     "")
 row("an_engine_s_leave_is_one", "P1", "an engine that leaves by itself has left", "server/connector/fleet.c", "test_instance",
     "    KVP_LINEAGE(instance, written, kvp_instance_random(instance));\n    kvp_instance_event(instance, \"engine_left\"",
