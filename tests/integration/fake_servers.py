@@ -49,6 +49,7 @@ class Server:
         self.released = threading.Event()  # lets go of what hangs
         self.healthy = 200
         self.connections = set()
+        self.authorizations = set()
         self.port = port
         self.generated = 0
         self.boots = 0
@@ -161,6 +162,7 @@ class Server:
         method = handler.command
         routes = {p: (m, f) for p, m, f, since in self.ROUTES if self.has(since)}
         self.calls[path] += 1
+        self.authorizations.add(handler.headers.get("Authorization"))
         if path not in ("/health", "/metrics", "/get_load"):
             self.log.append(handler.path)
         fault = self.faults.get(path)

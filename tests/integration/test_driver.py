@@ -3,6 +3,7 @@
 (fake_servers.py) that know what must never happen to a real one."""
 import http.client
 import json
+import os
 import socket
 import threading
 import unittest
@@ -11,9 +12,10 @@ import fake_servers
 import harness
 from harness import until
 
-# Of what only waits; a fault that hangs is told after the bound of a call.
-BOUNDS = ("--engine-health-interval", "200ms", "--engine-call-bound", "2s", "--engine-relay-bound", "2s",
-          "--drain-bound", "2s", "--forward-retry", "20ms", "--forward-tries", "2")
+BOUNDS = ("--engine-health-interval", "200ms", "--engine-health-bound", "60s", "--forward-retry", "20ms", "--forward-tries",
+          "2")
+# Where a call hangs, that is told after its bound; others are repeated until they are done.
+SHORT = ("--engine-call-bound", "2s", "--engine-relay-bound", "2s", "--drain-bound", "2s")
 
 
 def post(server, path, body=None):
@@ -187,6 +189,16 @@ class OneServer(Driven):
         self.attached(vllm)
         daemon.ok("/pause")
 
+    def test_the_token_of_the_file_is_sent_with_every_call(self):
+        vllm = fake_servers.Vllm(name="v")
+        path = os.path.join(self.directory, "token")
+        with open(path, "w", encoding="utf-8") as out:
+            out.write("tell-nobody\n")
+        daemon = self.serve(vllm, args=BOUNDS + ("--engine-token-file", path))
+        daemon.ok("/pause")
+        self.assertEqual(vllm.authorizations, {"Bearer tell-nobody"})
+        self.assertNotIn("tell-nobody", daemon.stderr())
+
     def test_without_development_mode_it_is_said_and_not_attached(self):
         vllm = fake_servers.Vllm(name="v")
         vllm.ROUTES = [r for r in vllm.ROUTES if r[0] != "/is_sleeping"]
@@ -206,11 +218,12 @@ STEPS = (  # of one round of training: verb, and what is asked of each kind if i
 
 class Fleet(Driven):
     """Four servers, and a trainer that speaks to one URL."""
+    ARGS = BOUNDS
 
     def setUp(self):
         super().setUp()
         self.serve(fake_servers.Vllm(name="v0"), fake_servers.Vllm(name="v1", version="aug"),
-                   fake_servers.Sglang(name="s0"), fake_servers.Sglang(name="s1", version="old"))
+                   fake_servers.Sglang(name="s0"), fake_servers.Sglang(name="s1", version="old"), args=self.ARGS)
 
     def step(self, verb, each):
         """Status and answer of the first that fails, or of all."""
@@ -332,11 +345,24 @@ class Fleet(Driven):
     def test_one_that_dies_at_each_step_leaves_all_awake_or_told_of(self):
         self.fail_at_each("die", self.ROUTES)
 
+    def test_one_that_moves_memory_and_does_not_say_so_leaves_all_awake_or_told_of(self):
+        self.fail_at_each("break", self.MOVES)
+
+
+class Hanging(Fleet):
+    ARGS = BOUNDS + SHORT
+
     def test_one_that_hangs_leaves_all_awake_or_told_of(self):
         self.fail_at_each("hang", self.MOVES)
 
-    def test_one_that_moves_memory_and_does_not_say_so_leaves_all_awake_or_told_of(self):
-        self.fail_at_each("break", self.MOVES)
+
+def load_tests(loader, tests, pattern):
+    """Of Hanging its own alone: what it inherits is Fleet's."""
+    suite = unittest.TestSuite()
+    for case in (OneServer, Fleet):
+        suite.addTests(loader.loadTestsFromTestCase(case))
+    suite.addTest(Hanging("test_one_that_hangs_leaves_all_awake_or_told_of"))
+    return suite
 
 
 if __name__ == "__main__":

@@ -569,6 +569,31 @@ row("driven_connector_that_fails_is_told_of", "P1", "a reset that such a connect
     "it_driver:OneServer.test_what_a_server_shares_by_its_own_connector_is_cleared_where_its_lineage_is_left",
     "} else if (call->engine->known.connector) {",
     "} else if (false) {")
+row("driven_resume_is_waited_for", "P3", "a resume of a driven server that is late cannot meet the next sleep", "server/driver/calls.c", "test_driver",
+    "call->moves = true; /* one that comes late would meet a sleep */",
+    "")
+row("driven_moves_do_not_meet", "P4", "what moves memory at a driven server is waited for, also when who asked has been told", "server/driver/calls.c",
+    "test_driver",
+    "bool keep = call->moves && call->web.impl != NULL;",
+    "bool keep = false;")
+row("driven_wake_keeps_a_pause", "P4", "a driven server that resumes by itself is paused again", "server/driver/vllm.c", "test_driver",
+    "if (known->paused && !known->no_pause) {",
+    "if (false) {")
+row("driven_broken_is_not_done", "P4", "what broke off at a driven server is asked for, not taken for done", "server/driver/calls.c", "test_driver",
+    "kvp_engine_call_end(call, KVB_ERR_TIMEOUT);\n            }\n        }\n    }\n}",
+    "kvp_engine_call_end(call, KVB_OK);\n            }\n        }\n    }\n}")
+row("driven_foreign_hands_are_seen", "P4", "what somebody else does to a driven server is seen", "server/driver/vllm.c", "test_driver",
+    ".tells_state = true,",
+    ".tells_state = false,")
+row("driven_sglang_is_remembered", "P4", "what cannot be asked of a driven server is not forgotten with a connection", "server/driver/sglang.c", "test_driver",
+    "if (call->learning && call->engine->anew) {",
+    "if (call->learning) {")
+row("driven_level_2_is_not_swallowed", "P4", "a driven server is not told to be deeper asleep than it is", "server/connector/plan.c", "test_driver, it_driver",
+    "if (now->sleeps_once && discard &&",
+    "if (false && discard &&")
+row("driven_level_2_of_all", "P4", "a sleep of level 2 of all goes where it cannot be deepened", "server/control/fan.c", "it_driver",
+    "first.operation = fan->sleeps_once ? KVP_OP_PAUSE : KVP_OP_SLEEP;",
+    "first.operation = KVP_OP_SLEEP;")
 row("gate_holds_at_the_routes", "P3", "without sleep mode no route gives memory up", "server/control/control.c", "test_control, it_gate",
     "if (control->config.never_sleeps && gives_memory_up(&ask)) {",
     "if (false) {")

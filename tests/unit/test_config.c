@@ -161,6 +161,22 @@ Test(config, tls_needs_certificate_and_key)
     REFUSED("--tls-cert-file", "--tls-client-ca-file=/a");
 }
 
+Test(config, servers_that_are_driven_add_up_and_are_checked)
+{
+    struct kvp_config config;
+    cr_assert_eq(READ(&config, "--engine", "vllm=http://a:1", "--engine=sglang=b@http://c:2",
+                      "--engine", "vllm=http://d:3,vllm=http://e:4"),
+                 KVB_OK, "%s", error);
+    cr_assert_eq(config.nengines, 4);
+    cr_assert_str_eq(config.engines[1].name, "b");
+    cr_assert_str_eq(config.engines[3].name, "engine-3");
+    cr_assert_str_eq(config.engine,
+                     "vllm=http://a:1,sglang=b@http://c:2,vllm=http://d:3,vllm=http://e:4");
+    kvp_config_cleanup(&config);
+    REFUSED("engine: `vllm=a`", "--engine", "vllm=a");
+    REFUSED("fleet-verbs", "--fleet-verbs", "some");
+}
+
 Test(config, a_bad_file_is_refused_by_name)
 {
     write_file("{\"store-bytes\": ");
