@@ -230,7 +230,7 @@ static void keep_worst(void *arg, const struct kvp_view *view)
  * asleep, as it was told, is well. */
 void kvp_read_health_generate(struct kvp_control *control, struct kvp_request *request)
 {
-    struct kvp_view view;
+    struct kvp_view view = {.attached = false};
     struct worst worst = {.view = &view, .first = true};
 
     if (kvp_fleet_count(control->config.fleet) == 0) {
