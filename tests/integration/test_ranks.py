@@ -3,6 +3,7 @@
 blocks with engines that are split otherwise. The engines check every byte they read, on every rank,
 against the pattern of tenant, key, part and weights."""
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -14,6 +15,8 @@ import harness
 HELLO = 1
 SCHEDULER, WORKER = 1, 2
 GROUPS = os.environ.get("KVPLANE_GROUPS", "build/debug/kvplane_groups")
+with open(os.path.join(harness.ROOT, "base/include/base/link.h"), encoding="utf-8") as header:
+    LINK_VERSION = int(re.search(r"define KVB_LINK_VERSION (\d+)", header.read())[1])
 
 
 def hello(rank, world, roles=SCHEDULER | WORKER, local=None, instance="raw", tp=0, store_tp=0,
@@ -21,7 +24,7 @@ def hello(rank, world, roles=SCHEDULER | WORKER, local=None, instance="raw", tp=
     """The first frame of a rank (base/link.h)."""
     def text(string):
         return struct.pack("<I", len(string)) + string.encode()
-    payload = struct.pack("<HBBIIIIIII", 3, roles, 0, rank, world, world if local is None else local,
+    payload = struct.pack("<HBBIIIIIII", LINK_VERSION, roles, 0, rank, world, world if local is None else local,
                           tp, store_tp, 16, 0)
     payload += text(instance) + text("default") + text(layout) + text("") + bytes(4) + text("")
     payload += bytes(32) + text("") + struct.pack("<I", 0)
