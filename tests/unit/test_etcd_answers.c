@@ -37,6 +37,7 @@ struct rig {
     bool reached;                        /* it came to that transaction */
     bool applied;                        /* it was answered so */
     bool past;                           /* there is no such thing in it */
+    uint32_t puts;                       /* transactions that put something */
     struct kvs_coord_request *withdraws; /* asked for when a transaction is */
     const char *next_path, *next_text;   /* the script after this one, once */
     char *watched;                       /* what was last asked to be watched */
@@ -161,6 +162,7 @@ static char *script(void *ctx, const char *path, const char *body, int *status_p
 {
     struct rig *rig = ctx;
     bool txn = strcmp(path, "/v3/kv/txn") == 0;
+    rig->puts += txn && strstr(body, "request_put") != NULL;
     if (txn && rig->withdraws != NULL) {
         kvs_coordinator_withdraw(rig->coordinator, rig->withdraws);
         rig->withdraws = NULL;
@@ -866,10 +868,12 @@ Test(etcd_answers, a_node_withdrawn_while_it_is_announced_is_not_there)
     rig.text = not_so;       /* and for the withdrawal */
     rig.status = 200;
     rig.left = 2;
+    rig.puts = 0;
     rig.withdraws = asked(&ask);
     cr_assert_eq(kvs_coordinator_announce(rig.coordinator, &node), KVB_OK);
     EVENTUALLY(&rig, ask.done);
     cr_assert_eq(ask.status, KVB_OK);
+    cr_assert_eq(rig.puts, 1, "it is not put again");
     cr_assert(rig.up);
     rig_close(&rig);
 }

@@ -342,9 +342,11 @@ Test(service, an_object_that_is_gone_when_it_is_to_be_scrubbed_is_nobodys_loss)
     fake_tcp.held[FAKE_ASKED] = true;
     run_to_end(&store, &job);
     cr_assert_eq(job.items[0].status, KVB_ERR_CHECKSUM);
-    (void)run_to(&store, FAKE_ASKED);
+    struct fake_exchange *scrub = run_to(&store, FAKE_ASKED);
+    cr_assert_eq(scrub->request.type, KVS_ASK_SCRUB);
     kvs_share_clear(store.share);
     fake_tcp.held[FAKE_ASKED] = false;
+    fake_go(scrub);
     sim_advance(&store.sim, 10);
     cr_assert_eq(test_stats(&store).scrubs, 0);
     assert_at_rest(&store, 0);
