@@ -44,9 +44,16 @@ static size_t drop(char *data, size_t size, size_t n, void *ctx)
     return size * n;
 }
 
-/* Requests a second, by its own loop. */
-static double curl_alone(const char *url)
+static double seconds(const struct rusage *usage)
 {
+    return (double)(usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) +
+           (double)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) / 1e6;
+}
+
+/* Requests a second, by its own loop; the CPU of each in us. */
+static double curl_alone(const char *url, double *us_p)
+{
+    struct rusage before, after;
     CURLM *multi = curl_multi_init();
     CURL *easies[CONNECTIONS];
     uint64_t begun_ns = rig_now_ns();
@@ -63,6 +70,7 @@ static double curl_alone(const char *url)
             rig_fail("libcurl: no transfer");
         }
     }
+    (void)getrusage(RUSAGE_THREAD, &before);
     while (rig_now_ns() < end_ns) {
         (void)curl_multi_perform(multi, &running);
         bool some = false;
@@ -80,6 +88,8 @@ static double curl_alone(const char *url)
             (void)curl_multi_poll(multi, NULL, 0, 10, NULL);
         }
     }
+    (void)getrusage(RUSAGE_THREAD, &after);
+    *us_p = (seconds(&after) - seconds(&before)) * 1e6 / (double)n;
     double rate = (double)n * 1e9 / (double)(rig_now_ns() - begun_ns);
     for (int i = 0; i < CONNECTIONS; i++) {
         (void)curl_multi_remove_handle(multi, easies[i]);
@@ -331,7 +341,7 @@ static double nginx_ratio(void)
     web_await(rig.port, rig.daemon, "kvplane", "/x", body);
     snprintf(url, sizeof url, "http://127.0.0.1:%u/x", behind);
 
-    double rps[2][ROUNDS], ratio[ROUNDS], limit[ROUNDS], us[2][ROUNDS];
+    double rps[2][ROUNDS], ratio[ROUNDS], limit[ROUNDS], us[3][ROUNDS];
     const uint16_t ports[2] = {before, rig.port};
     const pid_t pids[2] = {nginx, rig.daemon};
     for (int i = 0; i < ROUNDS; i++) {
@@ -342,14 +352,15 @@ static double nginx_ratio(void)
             rps[j][i] = web_wrk_end(&wrk);
             us[j][i] = (web_cpu_s(pids[j]) - begun_s) * 1e6 / (rps[j][i] * ROUND_S);
         }
-        double alone = curl_alone(url);
+        double alone = curl_alone(url, &us[2][i]);
         ratio[i] = rps[1][i] / rps[0][i];
         limit[i] = alone / rps[0][i];
         printf("round %d: nginx %.0f, kvplane %.0f, libcurl alone %.0f requests/s\n", i + 1,
                rps[0][i], rps[1][i], alone);
     }
-    printf("CPU of a request: nginx %.1f us, kvplane %.1f us\n", rig_quantile(us[0], ROUNDS, 0.5),
-           rig_quantile(us[1], ROUNDS, 0.5));
+    printf("CPU of a request: nginx %.1f us, kvplane %.1f us, libcurl alone %.1f us\n",
+           rig_quantile(us[0], ROUNDS, 0.5), rig_quantile(us[1], ROUNDS, 0.5),
+           rig_quantile(us[2], ROUNDS, 0.5));
     printf("curl_limit_ratio=%.3f (libcurl alone, serving nobody, beside nginx)\n",
            rig_quantile(limit, ROUNDS, 0.5));
     rig_stop(&rig);
