@@ -79,6 +79,7 @@ class Driven(harness.Case):
             daemon.ok(path)
         for server in servers:
             self.assertEqual((server.paused, server.asleep, server.unsafe), (False, {}, []))
+        self.clean(daemon)
 
     def test_every_request_of_every_client_of_vllm_passes(self):
         self.passes(self.vllm, fake_servers.Vllm())
