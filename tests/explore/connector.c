@@ -64,10 +64,10 @@ static const struct lens lenses[] = {
     /* Undo that fails, too. */
     {LENS("undo", 0), .requests = 1, .faults = 3, .menu = {"sleep 1", "sleep 2", NULL}},
     /* Who sleeps and wakes, with every failure of a step on the way. */
-    {LENS("steps", 16), .requests = 2, .faults = 1,
+    {LENS("steps", 0), .requests = 2, .faults = 1,
      .menu = {"sleep 1", "sleep 2", "wake", "wake weights", "resume", "pause keep", NULL}},
     /* Ranks that go and come back. */
-    {LENS("ranks", 6), .requests = 2, .deaths = 2,
+    {LENS("ranks", 9), .requests = 2, .deaths = 2,
      .menu = {"sleep 1", "wake", "resume", "pause keep", NULL}},
     /* More is asked than one at a time. */
     {LENS("clients", 10), .requests = 3, .cancels = true,

@@ -235,6 +235,9 @@ row("descriptor_goes_with_success", "P3", "a released region keeps no descriptor
 row("sleep_again_is_nothing", "P4", "a sleep while asleep does nothing", "server/connector/plan.c", "test_plan, test_instance",
     "if (plan->nrelease == 0 && (!now->opted_out || opt_out)) {",
     "if (false) {")
+row("a_later_sleep_leaves", "P1", "an opt-out is not for a later sleep that does not say it", "server/connector/plan.c", "test_plan",
+    "if (plan->nrelease == 0 && (!now->opted_out || opt_out)) {",
+    "if (plan->nrelease == 0) {")
 row("sleep_never_brings_up", "P4", "a sleep never makes a tag less deeply asleep", "server/connector/plan.c", "test_plan, test_instance",
     "if (depth(fsm->tags[i].residency) < depth(target)) {",
     "if (depth(fsm->tags[i].residency) != depth(target)) {")
@@ -1120,6 +1123,16 @@ row("partial_wake_lifts_all", "P3", "a partial wake lifts nothing", "server/conn
 row("open_while_asleep", "P1", "closed while a tag is not resident", "server/connector/lineage.c", "connector_explorer --lens alone",
     "!l->update && l->resident && !l->echoed &&",
     "!l->update && !l->echoed &&")
+row("a_change_whose_start_was_lost", "P1", "a weight change whose end is unknown is still running", "server/connector/fsm.c", "test_fsm",
+    """                [KVP_BEV_START_FAILED] = B(NONE, CUT),
+                [KVP_BEV_START_LOST] = B(UNKNOWN, NONE),""",
+    """                [KVP_BEV_START_FAILED] = B(NONE, CUT),
+                [KVP_BEV_START_LOST] = B(NONE, CUT),""")
+row("a_change_whose_call_was_lost", "P1", "a weight change whose end is unknown is still running", "server/connector/fsm.c", "test_fsm",
+    """                [KVP_BEV_CALL_FAILED] = B(NONE, CUT),
+                [KVP_BEV_CALL_LOST] = B(UNKNOWN, NONE),""",
+    """                [KVP_BEV_CALL_FAILED] = B(NONE, CUT),
+                [KVP_BEV_CALL_LOST] = B(NONE, CUT),""")
 row("the_word_of_another_rank_s_cache", "P1", "whose cache was reset is compared", "server/connector/fleet.c", "connector_explorer --lens store",
     "hello_p->local_reset_done && kvb_id_none(cache.id);",
     "hello_p->local_reset_done;")
