@@ -53,6 +53,7 @@ class Server:
         self.port = port
         self.generated = 0
         self.boots = 0
+        self.death = None
         self.start()
 
     # ---- its process ----
@@ -75,6 +76,9 @@ class Server:
         self.shared = None  # the same, of what it has put where others find it
 
     def start(self):
+        """Again: when it is dead."""
+        if self.death is not None:
+            self.death.join()
         self.boot()
         server = self
 
@@ -112,11 +116,20 @@ class Server:
         self.alive = True
         threading.Thread(target=self.listener.serve_forever, args=(0.02,), daemon=True).start()
 
+    def doom(self):
+        """It is dead from here on, which the caller need not wait for."""
+        with self.lock:
+            if self.alive:
+                self.alive = False
+                self.death = threading.Thread(target=self.fall, daemon=True)
+                self.death.start()
+
     def die(self):
         """As by SIGKILL: every connection is reset, nobody listens, all state is gone."""
-        if not self.alive:
-            return
-        self.alive = False
+        self.doom()
+        self.death.join()
+
+    def fall(self):
         self.listener.shutdown()
         self.listener.server_close()
         self.released.set()
@@ -172,7 +185,7 @@ class Server:
         elif method not in routes[path][0]:
             status, answer = 405, {"detail": "Method Not Allowed"}
         elif kind == "die":
-            threading.Thread(target=self.die, daemon=True).start()
+            self.doom()
             self.hang()
             return
         elif kind == "hang":

@@ -186,8 +186,7 @@ class OneServer(Driven):
         self.assertEqual(code, 409, answer)
         self.assertIn("no answer within its bound", answer["error"]["message"])
         vllm.heal()
-        self.attached(vllm)
-        daemon.ok("/pause")
+        until("it is back", lambda: daemon.post("/pause")[0] == 200)
 
     def test_the_token_of_the_file_is_sent_with_every_call(self):
         vllm = fake_servers.Vllm(name="v")
@@ -277,16 +276,15 @@ class Fleet(Driven):
         """What an operator does: everything is told to wake and to go on, until it does."""
         for server in self.servers:
             server.heal()
-            view = self.daemon_.instance(server.name)
-            if "sglang" == view["driven"]["kind"] and "unknown" in view["tags"].values():
-                server.die()  # what it has come to can be asked of nobody
-                until(f"{server.name} is missed", lambda n=server.name: not self.daemon_.instance(n)["attached"])
-            if not server.alive:
-                server.start()
-        for server in self.servers:
-            self.attached(server)
 
         def woken():
+            for server in self.servers:
+                view = self.daemon_.instance(server.name)
+                if view["driven"]["kind"] == "sglang" and view["attached"] and "unknown" in view["tags"].values():
+                    server.die()  # what it has come to can be asked of nobody
+                    until(f"{server.name} is missed", lambda n=server.name: not self.daemon_.instance(n)["attached"])
+                if not server.alive:  # also one that a call of before has met only now
+                    server.start()
             return self.daemon_.post("/wake_up")[0] == 200 and self.daemon_.post("/resume")[0] == 200 and all(
                 self.daemon_.instance(s.name)["ready"] for s in self.servers)
         until("all are awake and run", woken)
