@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Bytes on a connection of the real HTTP server, over loopback. First byte: bit 0, a server that
- * asks for tokens; the rest, how many bytes arrive at a time (0: all). Then this end says no more,
- * and reads what it is answered to its end: whole answers, JSON, each with a length and the
+ * asks for tokens; the rest, how many bytes arrive at a time (0: all). A NUL and a P among them are
+ * a body's blanks, FUZZ_BLANKS of them: more than are read between others. Then this end says no
+ * more, and reads what it is answered to its end: whole answers, JSON, each with a length and the
  * request's name, and where something was refused, why.
  */
 #include "fuzz.h"
+#include "http_blanks.h"
 #include "http_client.h"
 #include "rest_server.h"
 
@@ -15,7 +17,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-enum { ANSWERS_BYTES = 1 << 20 };
+enum { ANSWERS_BYTES = 1 << 20, BLANKS_MAX = 2 };
 
 static struct rest_server servers[2];
 
@@ -145,6 +147,25 @@ static void talk(int fd, const uint8_t *data, size_t size, size_t step, struct a
     }
 }
 
+/* The bytes as they are sent: to be freed. */
+static uint8_t *with_blanks(const uint8_t *data, size_t size, size_t *len_p)
+{
+    uint8_t *out = malloc(size + BLANKS_MAX * FUZZ_BLANKS + 1);
+    size_t len = 0, blanks = 0;
+    kvb_assert(out != NULL);
+    for (size_t i = 0; i < size; i++) {
+        if (i + 1 < size && data[i] == '\0' && data[i + 1] == 'P' && blanks++ < BLANKS_MAX) {
+            memset(out + len, ' ', FUZZ_BLANKS);
+            len += FUZZ_BLANKS;
+            i++;
+        } else {
+            out[len++] = data[i];
+        }
+    }
+    *len_p = len;
+    return out;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct linger at_once = {1, 0}; /* no port stays taken for a minute */
@@ -156,8 +177,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     answers.may_be_bare = find((const char *)data, size, "HEAD ") != NULL;
     int fd = http_connect(server((data[0] & 1) != 0)->port);
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    talk(fd, data + 1, size - 1, data[0] >> 1, &answers);
+    size_t len = 0;
+    uint8_t *bytes = with_blanks(data + 1, size - 1, &len);
+    talk(fd, bytes, len, len == size - 1 ? data[0] >> 1 : 0, &answers);
     (void)close(fd);
+    free(bytes);
     judge(&answers);
     free(answers.text);
     return 0;

@@ -3,6 +3,7 @@
  * For requests: the body's JSON stays JSON half of the time, and half of the time Content-Length is
  * put right afterwards, so that what a body says is reached at all.
  */
+#include "http_blanks.h"
 #include "json_mutator.h"
 
 #include <stdio.h>
@@ -28,6 +29,10 @@ static size_t put_length_right(uint8_t *data, size_t size, size_t max_size)
     size_t digits = 0, body = size - (size_t)(head_end + 4 - data);
     while (length + digits < head_end && length[digits] >= '0' && length[digits] <= '9') {
         digits++;
+    }
+    uint8_t *end = data + size;
+    for (uint8_t *at = head_end; (at = memmem(at, (size_t)(end - at), "\0P", 2)) != NULL; at++) {
+        body += FUZZ_BLANKS - 2;
     }
     size_t n = (size_t)snprintf(number, sizeof number, "%zu", body);
     if (size - digits + n > max_size) {
