@@ -413,6 +413,16 @@ class Groups(harness.Case):
         self.assertEqual(self.scheduler.get_num_new_matched_tokens(three, 0), (0, False), "not asked for again")
 
 
+    def test_a_request_that_the_connector_does_not_understand_is_computed(self):
+        request = SimpleNamespace(request_id="odd", num_tokens=99, num_prompt_tokens=99, block_hashes=[1, 2, 3, 4, 5, 6])
+        self.assertEqual(self.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
+        self.scheduler.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3], [1, 2, 3])), 0)
+        self.step(SimpleNamespace(req_id="odd", block_ids=([1, 2, 3], [1, 2, 3]), num_computed_tokens=0), scheduled={"odd": 51})
+        self.assertEqual(self.scheduler.request_finished(request, []), (False, None))
+        self.worker.handle_preemptions(object())
+        self.worker.handle_preemptions({"odd"})
+
+
 class Parts(unittest.TestCase):
     """What needs no engine."""
 

@@ -134,7 +134,10 @@ class KvplaneConnector(_base.Base, _base.HybridMixin):  # type: ignore[misc]
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Older versions give the requests themselves."""
         if self._worker is not None:
-            self._worker.preempted(getattr(kv_connector_metadata, "preempted", kv_connector_metadata))
+            if isinstance(kv_connector_metadata, StepMetadata):
+                self._worker.preempted(kv_connector_metadata.preempted)
+            elif isinstance(kv_connector_metadata, (set, frozenset, list, tuple)):
+                self._worker.preempted(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         assert self._worker is not None

@@ -88,6 +88,20 @@ class Scheduler:
 
     def matched(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond those computed here; None: ask again."""
+        try:
+            return self._matched(request, num_computed_tokens)
+        except Exception:  # pylint: disable=broad-exception-caught
+            log.exception("kvplane: request %s is not looked up", request.request_id)
+            self._forget(request.request_id)
+            return 0, False
+
+    def _forget(self, req_id: str) -> None:
+        """It computes, and nothing of it is saved."""
+        tracked = self._tracked.pop(req_id, None)
+        if tracked is not None and tracked.lookup is not None:
+            self._discard(tracked.lookup)
+
+    def _matched(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.scheduled:
             tracked = self._start(request)
@@ -233,6 +247,14 @@ class Scheduler:
 
     def _scheduled(self, req_id: str, block_ids: Sequence[Sequence[int]] | None, computed: int, output: Any,
                    metadata: StepMetadata, *, replace: bool) -> None:
+        try:
+            self._note_step(req_id, block_ids, computed, output, metadata, replace=replace)
+        except Exception:  # pylint: disable=broad-exception-caught
+            log.exception("kvplane: request %s is not saved", req_id)
+            self._forget(req_id)
+
+    def _note_step(self, req_id: str, block_ids: Sequence[Sequence[int]] | None, computed: int, output: Any,
+                   metadata: StepMetadata, *, replace: bool) -> None:
         tracked = self._tracked.get(req_id)
         if tracked is None:
             for group_ids in block_ids or ():
@@ -334,9 +356,7 @@ class Scheduler:
     def finished(self, request: Any) -> bool:
         """True: the workers may still read its blocks, and will say when not."""
         req_id = request.request_id
-        tracked = self._tracked.pop(req_id, None)
-        if tracked is not None and tracked.lookup is not None:
-            self._discard(tracked.lookup)
+        self._forget(req_id)
         self._unlucky.discard(req_id)
         if req_id not in self._saved:
             return False

@@ -358,9 +358,14 @@ class Worker:
                 self._stats.add("put_failed_blocks", len(save.blocks) - len(blocks))
         if not blocks:
             return
-        for block, slot in zip(blocks, slots):
-            memory.copy(block.group, slot, block.block_id, out=True)
-        copied = self._event() if event is not None else None
+        try:
+            for block, slot in zip(blocks, slots):
+                memory.copy(block.group, slot, block.block_id, out=True)
+            copied = self._event() if event is not None else None
+        except Exception:  # pylint: disable=broad-exception-caught
+            log.exception("kvplane: blocks of request %s are not saved", save.req_id)
+            memory.free.extend(slots)
+            return
         with self._changed:
             self._putting[save.req_id] = self._putting.get(save.req_id, 0) + len(blocks)
 
