@@ -120,7 +120,7 @@ struct kvp_proxy {
     struct kvb_list running, held, dirty;
     uint64_t now_ns;   /* of this turn */
     uint64_t timer_ns; /* libcurl's */
-    uint8_t *watched;  /* by descriptor: in the epoll set for these, 0: it is not */
+    uint8_t *watched;  /* by descriptor: what of it is in the epoll set, and OURS, IDLE */
     uint32_t nwatched;
     uint64_t tick_ns;
     bool closing;
@@ -169,7 +169,9 @@ void kvp_transfers_cleanup(struct kvp_proxy *proxy);
 
 /* ---- proxy.c; the proxy's thread ---- */
 
-/* libcurl closes a socket. */
+/* libcurl opens and closes a socket of a connection. */
+curl_socket_t kvp_proxy_open_socket(void *proxy, curlsocktype purpose,
+                                    struct curl_sockaddr *address);
 int kvp_proxy_close_socket(void *proxy, curl_socket_t fd);
 /* Its waiter is to look at it, when this turn's work is done. over: nothing more comes. */
 void kvp_call_touch(struct kvp_proxy_call *call, bool over);

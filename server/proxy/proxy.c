@@ -20,7 +20,9 @@
 enum {
     EVENTS = 128,  /* in one turn */
     TICK_MS = 100, /* at most: clients looked at, bounds */
-    IDLE = 128     /* in kvp_proxy.watched: no transfer has it */
+    /* In kvp_proxy.watched: */
+    OURS = 64, /* we have opened it, and will see it closed */
+    IDLE = 128 /* no transfer has it */
 };
 
 /* In an epoll event: 0 for `woken`, a socket of libcurl's as an odd number, or a call. */
@@ -57,10 +59,10 @@ static bool keep_watched(struct kvp_proxy *proxy, uint32_t fd)
     return true;
 }
 
-/* libcurl lets go of a socket at the end of each transfer, to be told of it again by the next one:
- * it stays in the set meanwhile, unless it has something to say. It never says no to libcurl, which
- * (7.88) may follow a null pointer then; a transfer whose socket is not watched ends by its bound.
- */
+/* libcurl lets go of a connection's socket at the end of each transfer, to be told of it again by
+ * the next one: it stays in the set meanwhile, unless it has something to say. Others (a
+ * resolver's) are closed unseen, so they do not. It never says no to libcurl, which (7.88) may
+ * follow a null pointer then; a transfer whose socket is not watched ends by its bound. */
 static int set_socket(CURL *easy, curl_socket_t fd, int what, void *ctx, void *assigned)
 {
     struct kvp_proxy *proxy = ctx;
@@ -70,25 +72,38 @@ static int set_socket(CURL *easy, curl_socket_t fd, int what, void *ctx, void *a
     (void)assigned;
     event.events =
         ((what & CURL_POLL_IN) != 0 ? EPOLLIN : 0u) | ((what & CURL_POLL_OUT) != 0 ? EPOLLOUT : 0u);
-    bool known = keep_watched(proxy, (uint32_t)fd);
-    uint8_t before = known ? proxy->watched[fd] : 0;
-    if (what == CURL_POLL_REMOVE && before == EPOLLIN) {
-        proxy->watched[fd] |= IDLE;
+    if (!keep_watched(proxy, (uint32_t)fd)) {
+        KVB_LOG_LIMITED(ERROR, "a socket cannot be watched: no memory");
         return 0;
     }
-    if ((before & ~IDLE) == event.events) {
-        proxy->watched[fd] = (uint8_t)event.events;
+    uint8_t *watched = &proxy->watched[fd];
+    uint32_t before = *watched & (EPOLLIN | EPOLLOUT);
+    if (what == CURL_POLL_REMOVE && *watched == (OURS | EPOLLIN)) {
+        *watched |= IDLE;
         return 0;
     }
-    int op = event.events == 0 ? EPOLL_CTL_DEL : before != 0 ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-    if (!known || epoll_ctl(proxy->epoll, op, fd, &event) != 0) {
-        KVB_LOG_LIMITED(ERROR, "a socket cannot be watched", KVB_ERRNO(errno));
-        event.events = 0;
+    *watched &= OURS;
+    if (before != event.events) {
+        int op = event.events == 0 ? EPOLL_CTL_DEL : before != 0 ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+        if (epoll_ctl(proxy->epoll, op, fd, &event) != 0) {
+            KVB_LOG_LIMITED(ERROR, "a socket cannot be watched", KVB_ERRNO(errno));
+            return 0;
+        }
     }
-    if (known) {
-        proxy->watched[fd] = (uint8_t)event.events;
-    }
+    *watched |= (uint8_t)event.events;
     return 0;
+}
+
+curl_socket_t kvp_proxy_open_socket(void *ctx, curlsocktype purpose, struct curl_sockaddr *address)
+{
+    struct kvp_proxy *proxy = ctx;
+    int fd = socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+
+    (void)purpose;
+    if (fd >= 0 && keep_watched(proxy, (uint32_t)fd)) {
+        proxy->watched[fd] = OURS;
+    }
+    return fd;
 }
 
 int kvp_proxy_close_socket(void *ctx, curl_socket_t fd)
@@ -106,7 +121,7 @@ static void socket_ready(struct kvp_proxy *proxy, int fd, uint32_t events)
     int running;
 
     if ((uint32_t)fd < proxy->nwatched && (proxy->watched[fd] & IDLE) != 0) {
-        proxy->watched[fd] = 0; /* its server has closed it: who wants it next will see */
+        proxy->watched[fd] = OURS; /* its server has closed it: who wants it next will see */
         (void)epoll_ctl(proxy->epoll, EPOLL_CTL_DEL, fd, NULL);
         return;
     }
@@ -424,7 +439,7 @@ static void tick(struct kvp_proxy *proxy, uint64_t now_ns)
     }
     uint64_t every_ms = TICK_MS;
     if (proxy->config.idle_ms > 0 && proxy->config.idle_ms / 4 < every_ms) {
-        every_ms = proxy->config.idle_ms / 4;
+        every_ms = proxy->config.idle_ms / 4 + 1;
     }
     proxy->tick_ns = now_ns + every_ms * KVB_NS_PER_MS;
 }

@@ -115,6 +115,8 @@ static CURL *take_easy(struct kvp_proxy *proxy)
             CURLE_OK &&
         (proxy->config.ca_file[0] == '\0' ||
          curl_easy_setopt(easy, CURLOPT_CAINFO, proxy->config.ca_file) == CURLE_OK) &&
+        curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, kvp_proxy_open_socket) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_OPENSOCKETDATA, proxy) == CURLE_OK &&
         curl_easy_setopt(easy, CURLOPT_CLOSESOCKETFUNCTION, kvp_proxy_close_socket) == CURLE_OK &&
         curl_easy_setopt(easy, CURLOPT_CLOSESOCKETDATA, proxy) == CURLE_OK &&
         curl_easy_setopt(easy, CURLOPT_READFUNCTION, on_read) == CURLE_OK &&

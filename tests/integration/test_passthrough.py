@@ -270,6 +270,22 @@ class Messages(Passthrough):
             self.assertEqual(self.ask(daemon, "POST", "/x", b"%d" % i, wire=wire)[2], b"%d" % i)
         self.assertEqual(upstream.connections, 1)
 
+    def test_a_server_by_its_name_is_looked_up_and_watched(self):
+        """Beside connections libcurl has sockets of its resolver, whose numbers come again."""
+        name = socket.gethostname()
+        try:
+            there = {each[4][0] for each in socket.getaddrinfo(name, 1, type=socket.SOCK_STREAM)} == {"127.0.0.1"}
+        except OSError:
+            there = False
+        if not there:
+            self.skipTest(f"{name} is not this machine's loopback address")
+        upstream = self.upstream()
+        daemon = self.serve(f"http://{name}:{upstream.port}")
+        for i in range(5):
+            body = b"x" * (i % 2 * 100000 + 1)
+            self.assertEqual(self.ask(daemon, "POST", "/x", body)[::2], (200, body))
+        self.assertNotIn("cannot be watched", daemon.stderr())
+
     def test_a_connection_that_the_server_had_closed_is_nobody_s_trouble(self):
         upstream = self.upstream(lambda *args: ok(*args) and False)  # it does not say so
         daemon = self.serve(upstream)
