@@ -70,7 +70,7 @@ static const struct lens lenses[] = {
     {LENS("ranks", 9), .requests = 2, .deaths = 2,
      .menu = {"sleep 1", "wake", "resume", "pause keep", NULL}},
     /* More is asked than one at a time. */
-    {LENS("clients", 10), .requests = 3, .cancels = true,
+    {LENS("clients", 12), .requests = 3, .cancels = true,
      .menu = {"sleep 1", "wake", "pause keep", "resume", "release", "reset", NULL}},
     /* Weights change. */
     {LENS("weights", 6), .requests = 3, .faults = 1,
