@@ -68,6 +68,8 @@ kvb_status_t kvp_upstream_create(const struct kvp_config *config, struct kvb_met
     for (uint32_t i = 0; i < config->nengines && status == KVB_OK; i++) {
         status =
             kvp_proxy_set_target(upstream->proxy, config->engines[i].name, config->engines[i].url);
+        kvp_proxy_tell(upstream->proxy, config->engines[i].name, KVP_TARGET_ASLEEP,
+                       "its server has not been reached yet");
     }
     return status;
 }

@@ -125,7 +125,7 @@ const char *kvp_framing_ambiguous(const struct kvp_framing *framing, const char 
 bool kvp_framing_target_plain(const char *target)
 {
     for (; *target != '\0'; target++) {
-        if ((unsigned char)*target <= ' ' || *target == 0x7f) {
+        if ((unsigned char)*target <= ' ' || *target == 0x7f || *target == '#') {
             return false;
         }
     }

@@ -83,34 +83,59 @@ static bool same_secret(const char a[KVP_HTTP_TOKEN_MAX], const char b[KVP_HTTP_
     return differ == 0;
 }
 
+/* What an Authorization header gives; NULL: no such token. */
+static const char *bearer(const char *value)
+{
+    return value != NULL && strncasecmp(value, "Bearer ", 7) == 0 ? value + 7 : NULL;
+}
+
+/* Which it is, from 1, and what it allows at most; 0: none of ours. text may be NULL. */
+static uint32_t token_locked(const struct kvp_http *http, const char *text,
+                             enum kvp_role_needed *role_p)
+{
+    char secret[KVP_HTTP_TOKEN_MAX] = {0};
+    uint32_t token = 0;
+
+    if (text != NULL && strlen(text) < KVP_HTTP_TOKEN_MAX) {
+        strncpy(secret, text, sizeof secret - 1);
+    }
+    *role_p = KVP_ROLE_READ;
+    for (uint32_t i = 0; i < http->ntokens; i++) {
+        if (same_secret(secret, http->tokens[i].secret) && secret[0] != '\0') {
+            token = i + 1;
+            *role_p = http->tokens[i].role > *role_p ? http->tokens[i].role : *role_p;
+        }
+    }
+    return token;
+}
+
+bool kvp_exchange_is_own_token(struct kvp_exchange *exchange, const char *authorization)
+{
+    struct kvp_http *http = exchange->http;
+    enum kvp_role_needed role;
+
+    pthread_mutex_lock(&http->lock);
+    bool own = token_locked(http, bearer(authorization), &role) != 0;
+    pthread_mutex_unlock(&http->lock);
+    return own;
+}
+
 enum kvp_token_verdict kvp_exchange_token_locked(struct kvp_exchange *exchange)
 {
     const struct kvp_http *http = exchange->http;
-    const char *given = header(exchange, MHD_HTTP_HEADER_AUTHORIZATION);
-    const char *other =
+    const char *text =
         exchange->request.route->where == KVP_PASS ? header(exchange, KVP_PASS_TOKEN_HEADER) : NULL;
-    char secret[KVP_HTTP_TOKEN_MAX] = {0};
-    bool known = false;
-    bool allowed = false;
+    enum kvp_role_needed role;
 
-    if (other == NULL && given != NULL && strncasecmp(given, "Bearer ", 7) == 0) {
-        other = given + 7;
-    }
-    if (other != NULL && strlen(other) < KVP_HTTP_TOKEN_MAX) {
-        strncpy(secret, other, sizeof secret - 1);
+    if (text == NULL) {
+        text = bearer(header(exchange, MHD_HTTP_HEADER_AUTHORIZATION));
     }
     exchange->judged = http->tokens_read;
-    exchange->token = 0;
-    for (uint32_t i = 0; i < http->ntokens; i++) {
-        bool same = same_secret(secret, http->tokens[i].secret);
-        known |= same;
-        allowed |= same && http->tokens[i].role >= exchange->request.route->role;
-        exchange->token = same && secret[0] != '\0' ? i + 1 : exchange->token;
-    }
-    if (!known || secret[0] == '\0') {
+    exchange->token = token_locked(http, text, &role);
+    if (exchange->token == 0) {
         return KVP_TOKEN_UNKNOWN;
     }
-    return allowed ? KVP_TOKEN_ALLOWED : KVP_TOKEN_TOO_LITTLE;
+    return role >= exchange->request.route->role ? KVP_TOKEN_ALLOWED : KVP_TOKEN_TOO_LITTLE;
 }
 
 static void check_token(struct kvp_exchange *exchange)
@@ -124,12 +149,8 @@ static void check_token(struct kvp_exchange *exchange)
     pthread_mutex_lock(&http->lock);
     enum kvp_token_verdict verdict = kvp_exchange_token_locked(exchange);
     pthread_mutex_unlock(&http->lock);
-    if (exchange->request.route->where == KVP_PASS) {
-        exchange->own_token =
-            verdict != KVP_TOKEN_UNKNOWN && header(exchange, KVP_PASS_TOKEN_HEADER) == NULL;
-        if (http->config.pass_free) {
-            return;
-        }
+    if (exchange->request.route->where == KVP_PASS && http->config.pass_free) {
+        return;
     }
     if (verdict == KVP_TOKEN_UNKNOWN) {
         kvp_exchange_refuse(exchange, 401, NULL,

@@ -48,7 +48,6 @@ struct kvp_exchange {
     bool close;                  /* after the answer */
     uint32_t token;              /* that it came with, from 1 */
     uint32_t judged;             /* http->tokens_read then */
-    bool own_token;              /* Authorization has one of ours */
     bool needs_reset;            /* only that tells the client that its answer is not whole */
     struct kvp_proxy_call *pass; /* NULL: it is not passed on */
     /* What was decided, by a check or by reply(): the answer. http_status 0: nothing yet. */
@@ -123,6 +122,8 @@ void kvp_exchange_check_head(struct kvp_exchange *exchange, const char *method,
 enum kvp_token_verdict { KVP_TOKEN_UNKNOWN, KVP_TOKEN_TOO_LITTLE, KVP_TOKEN_ALLOWED };
 /* What its token is by now; http->lock is held. */
 enum kvp_token_verdict kvp_exchange_token_locked(struct kvp_exchange *exchange);
+/* Does the value of an Authorization header say one of ours, which nobody else is to learn? */
+bool kvp_exchange_is_own_token(struct kvp_exchange *exchange, const char *authorization);
 
 /* The name of a request that brought none; no two are the same, here or in another process. */
 struct kvb_id kvp_http_next_id(struct kvp_http *http);

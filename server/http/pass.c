@@ -165,8 +165,8 @@ static enum MHD_Result take_header(void *arg, enum MHD_ValueKind kind, const cha
         return MHD_YES;
     }
     if (strcasecmp(name, MHD_HTTP_HEADER_AUTHORIZATION) == 0) {
-        if (head->exchange->own_token) {
-            return MHD_YES; /* nobody else is to learn it */
+        if (kvp_exchange_is_own_token(head->exchange, value)) {
+            return MHD_YES;
         }
         head->authorized = true;
     }
@@ -267,7 +267,9 @@ void kvp_pass_begin(struct kvp_exchange *exchange, const char *method)
     name_instance(exchange);
     MHD_get_connection_values(exchange->mhd, MHD_HEADER_KIND, take_header, &head);
     add_forwarded(&head);
-    if (!head.authorized && http->config.pass_authorization != NULL) {
+    /* Whoever may not speak for us does not speak with our key. */
+    if (!head.authorized && http->config.pass_authorization != NULL &&
+        (http->config.ntokens == 0 || exchange->token != 0)) {
         add(&head, MHD_HTTP_HEADER_AUTHORIZATION, http->config.pass_authorization);
     }
     const char *path = exchange->target;

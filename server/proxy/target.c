@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/percent.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,13 +42,17 @@ bool kvp_proxy_generates(const char *method, const char *path)
         "/invocations",
         /* SGLang's */
         "/encode", "/generate_from_file", "/vertex_generate"};
-    size_t len = strcspn(path, "?");
-
-    while (len > 1 && path[len - 1] == '/') {
-        len--;
+    char plain[64]; /* as the server will read it; a longer one is none of these */
+    bool acts = strcmp(method, "POST") == 0 || strcmp(method, "PUT") == 0; /* SGLang takes both */
+    if (!acts ||
+        kvb_percent_decode(path, strcspn(path, "?"), false, plain, sizeof plain) != KVB_OK) {
+        return false;
     }
-    for (size_t i = 0; strcmp(method, "POST") == 0 && i < sizeof paths / sizeof paths[0]; i++) {
-        if (strlen(paths[i]) == len && memcmp(paths[i], path, len) == 0) {
+    for (size_t len = strlen(plain); len > 1 && plain[len - 1] == '/'; len--) {
+        plain[len - 1] = '\0';
+    }
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        if (strcmp(plain, paths[i]) == 0) {
             return true;
         }
     }

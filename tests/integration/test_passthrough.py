@@ -252,7 +252,8 @@ class Messages(Passthrough):
                 ("GET", "/livez", 200), ("DELETE", "/pause", 405), ("POST", "/%70ause", 409), ("GET", "/v1/kvplane/no", 404),
                 ("POST", "//pause", 404), ("POST", "/x/../pause", 404), ("POST", "/%2e%2E/pause", 404),
                 ("POST", "/./pause", 404), ("POST", "/x%2fpause", 404), ("POST", "/x%5Cpause", 404),
-                ("POST", "/pause//", 404), ("POST", "/%", 400), ("CONNECT", "us:80", 404), ("OPTIONS", "*", 404)):
+                ("POST", "/pause//", 404), ("POST", "/%", 400), ("CONNECT", "us:80", 404), ("OPTIONS", "*", 404),
+                ("POST", "/pause#x", 400), ("POST", "/x#", 400)):
             self.assertEqual(self.ask(daemon, method, target)[0], status, f"{method} {target}")
         self.assertEqual(self.ask(daemon, "GET", "http://us/seen")[0], 200)
         self.assertEqual(upstream.seen.get(timeout=harness.DEADLINE_S)[0], "GET /seen HTTP/1.1")
@@ -618,9 +619,11 @@ class Gate(Passthrough):
         answer = self.ask(daemon, *self.GENERATION)
         self.refused(answer, 503, "a is asleep", "/wake_up")
         self.assertTrue(int(value(answer[1], "Retry-After")) > 0)
+        for method, target in (("POST", "/v1/%63ompletions"), ("PUT", "/generate"), ("POST", "/generat%65/")):
+            self.refused(self.ask(daemon, method, target, b"{}"), 503, "a is asleep")
         for method, target in (("GET", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/v1/completions/x/cancel")):
             self.assertEqual(self.ask(daemon, method, target)[0], 200, target)
-        self.assertEqual(daemon.metric("kvplane_upstream_requests_refused_total", reason="asleep"), 1)
+        self.assertEqual(daemon.metric("kvplane_upstream_requests_refused_total", reason="asleep"), 4)
         daemon.ok("/wake_up")
         self.assertEqual(self.ask(daemon, *self.GENERATION)[0], 200)
         self.assertEqual(upstream.seen.qsize(), 5)
@@ -710,6 +713,9 @@ class Tokens(Passthrough):
                 ("POST", "/x", [("Authorization", f"Bearer {READER}")], 403, None),
                 ("POST", "/x", [("Authorization", f"Bearer {ADMIN}")], 200, ["Bearer engines"]),
                 ("POST", "/x", [("Authorization", "Bearer own"), ("X-Kvplane-Token", ADMIN)], 200, ["Bearer own"]),
+                ("POST", "/x", [("Authorization", f"Bearer {ADMIN}"), ("X-Kvplane-Token", ADMIN)], 200, ["Bearer engines"]),
+                ("POST", "/x", [("Authorization", f"Bearer {ADMIN}"), ("Authorization", f"bearer {READER}")], 200,
+                 ["Bearer engines"]),
                 ("POST", "/x", [("Authorization", f"Bearer {ADMIN}"), ("X-Kvplane-Token", "no")], 401, None)):
             self.assertEqual(self.ask(daemon, method, target, headers=headers)[0], status, headers)
             if key is not None:
@@ -718,10 +724,12 @@ class Tokens(Passthrough):
 
     def test_the_engine_may_judge_alone(self):
         upstream = self.upstream()
-        daemon = self.serve(upstream, "--token-file", self.file("tokens", f"{ADMIN}\n"), "--upstream-auth", "engine")
+        daemon = self.serve(upstream, "--token-file", self.file("tokens", f"{ADMIN}\n"), "--upstream-auth", "engine",
+                            "--upstream-key-file", self.file("key", "engines\n"))
         self.assertEqual(self.ask(daemon, "GET", "/v1/kvplane/instances")[0], 401)
         for given, travels in (([], []), ([("Authorization", "Bearer own")], ["Bearer own"]),
-                               ([("Authorization", f"Bearer {ADMIN}")], [])):
+                               ([("Authorization", "Bearer own"), ("Authorization", f"Bearer {ADMIN}")], ["Bearer own"]),
+                               ([("Authorization", f"Bearer {ADMIN}")], ["Bearer engines"])):
             self.assertEqual(self.ask(daemon, "POST", "/x", headers=given)[0], 200)
             self.assertEqual(values(upstream.seen.get(timeout=harness.DEADLINE_S)[1], "Authorization"), travels)
 
