@@ -139,6 +139,9 @@ void kvp_fields_add(struct kvp_fields *fields, const char *line, size_t len)
     }
     uint32_t name_at = put(fields, line, name_len);
     uint32_t value_at = put(fields, value, (size_t)(line + len - value));
+    for (char *tab = fields->text + value_at; (tab = strchr(tab, '\t')) != NULL;) {
+        *tab = ' '; /* the same to HTTP, and libmicrohttpd takes no tabs */
+    }
     if (fields->text[name_at + strspn(fields->text + name_at, token)] != '\0') {
         fields->bad = true;
         return;
@@ -163,14 +166,20 @@ static bool named(const struct kvp_fields *fields, uint32_t nfields, const char 
     return false;
 }
 
-void kvp_fields_finish(struct kvp_fields *fields)
+void kvp_fields_finish(struct kvp_fields *fields, const char *server)
 {
     bool keep[KVP_FIELDS_MAX];
     uint32_t kept = 0;
+    size_t len = strlen(server);
 
     for (uint32_t i = 0; i < fields->n; i++) {
         const char *name = fields->text + fields->at[i].name;
+        const char *value = fields->text + fields->at[i].value;
         keep[i] = !kvp_field_is_hop(name, strlen(name)) && !named(fields, fields->n, name);
+        bool place = strcasecmp(name, "Location") == 0 || strcasecmp(name, "Content-Location") == 0;
+        if (place && strncasecmp(value, server, len) == 0 && value[len] == '/') {
+            fields->at[i].value += (uint32_t)len;
+        }
     }
     for (uint32_t i = 0; i < fields->n; i++) {
         if (keep[i]) {

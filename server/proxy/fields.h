@@ -15,8 +15,9 @@ bool kvp_field_is_hop(const char *name, size_t len);
 bool kvp_field_named(const char *connection, const char *name, size_t len);
 
 /* The head of an answer as it comes, line by line. */
-#define KVP_FIELDS_TEXT_MAX (64u << 10)
-#define KVP_FIELDS_MAX      200
+#define KVP_FIELDS_TEXT_MAX                                                                        \
+    (32u << 10) /* what a connection has room for (KVP_HTTP_CONNECTION_MEM) */
+#define KVP_FIELDS_MAX 200
 struct kvp_fields {
     char *text; /* names and values with their NULs, malloc'd */
     size_t len, cap;
@@ -34,7 +35,8 @@ void kvp_fields_reset(struct kvp_fields *fields);
 void kvp_fields_cleanup(struct kvp_fields *fields);
 /* A line with its line end, which is neither the status line nor the empty one. */
 void kvp_fields_add(struct kvp_fields *fields, const char *line, size_t len);
-/* That was all: what is of the connection goes. */
-void kvp_fields_finish(struct kvp_fields *fields);
+/* That was all: what is of the connection goes, and so does the server's own address,
+ * http://HOST:PORT, where it says that something is elsewhere: clients reach it here. */
+void kvp_fields_finish(struct kvp_fields *fields, const char *server);
 
 #endif

@@ -65,7 +65,7 @@ static void end_head(struct kvp_proxy_call *call)
     if (status < 200) { /* an interim answer: the next one comes */
         return;
     }
-    kvp_fields_finish(&call->fields);
+    kvp_fields_finish(&call->fields, call->target->url);
     kvb_mutex_lock(&call->lock);
     call->http_status = (unsigned)status;
     call->headed = !call->fields.bad;

@@ -59,7 +59,7 @@ static void read_head(struct kvp_fields *fields, const char *text, size_t size)
         size -= len;
     }
     bool whole = !fields->bad;
-    kvp_fields_finish(fields);
+    kvp_fields_finish(fields, "http://engine:8000");
     if (whole) {
         judge(fields, connection);
     }

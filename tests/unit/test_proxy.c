@@ -49,7 +49,7 @@ static void read_lines(struct kvp_fields *fields, const char *lines)
         kvp_fields_add(fields, lines, len);
         lines += len;
     }
-    kvp_fields_finish(fields);
+    kvp_fields_finish(fields, "http://engine:8000");
 }
 
 Test(proxy, the_head_of_an_answer_loses_what_is_of_its_connection)
@@ -70,6 +70,18 @@ Test(proxy, the_head_of_an_answer_loses_what_is_of_its_connection)
     read_lines(&fields, "Transfer-Encoding: chunked\r\nContent-Length: 42\r\n");
     cr_assert_not(fields.bad);
     cr_assert_not(fields.has_length, "chunks say where a body ends");
+    kvp_fields_cleanup(&fields);
+}
+
+Test(proxy, what_is_elsewhere_at_the_engine_s_own_server_is_here)
+{
+    struct kvp_fields fields = {.text = NULL};
+    read_lines(&fields,
+               "location: HTTP://engine:8000/a/?b\r\nContent-Location: http://engine:80000/\r\n"
+               "X-Location: http://engine:8000/a\r\n");
+    cr_assert_str_eq(fields.text + fields.at[0].value, "/a/?b");
+    cr_assert_str_eq(fields.text + fields.at[1].value, "http://engine:80000/");
+    cr_assert_str_eq(fields.text + fields.at[2].value, "http://engine:8000/a");
     kvp_fields_cleanup(&fields);
 }
 
