@@ -89,15 +89,48 @@ static kvb_status_t status_of(unsigned http_status)
 void kvp_engine_call_fail(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
     struct kvp_engine *engine = call->engine;
+    /* It may have been done: what is so must be asked. */
+    bool open = (call->tags != 0 && (engine->known.falling | engine->known.rising) != 0) ||
+                (call->type == KVB_LINK_RESUME && answer->http_status >= 500);
     if (answer->status != KVB_OK) {
         kvp_engine_say(engine, "%s: %s", call->route, answer->why);
-        kvp_engine_call_end(call, answer->status);
+        kvp_engine_call_end(call, open ? KVB_ERR_TIMEOUT : answer->status);
         return;
     }
     kvp_engine_say(engine, "%s: HTTP %u %.160s", call->route, answer->http_status, answer->body);
     KVB_LOG_LIMITED(WARN, "engine server refused a call", KVB_STR("instance", engine->name),
                     KVB_STR("url", engine->url), KVB_STR("cause", engine->cause));
-    kvp_engine_call_end(call, status_of(answer->http_status));
+    kvp_engine_call_end(call, open ? KVB_ERR_TIMEOUT : status_of(answer->http_status));
+}
+
+void kvp_engine_call_moves(struct kvp_engine_call *call, unsigned tags, bool falls)
+{
+    struct kvp_known *known = &call->engine->known;
+    for (unsigned tag = 0; tag < KVP_ENGINE_TAGS; tag++) {
+        if ((tags & KVP_TAG_BIT(tag)) != 0) {
+            call->were[tag] = known->tags[tag];
+            known->tags[tag] = KVB_UNKNOWN;
+        }
+    }
+    known->falling = falls ? known->falling | tags : known->falling & ~tags;
+    known->rising = falls ? known->rising & ~tags : known->rising | tags;
+}
+
+void kvp_engine_call_not_moved(struct kvp_engine_call *call, unsigned tags,
+                               const struct kvp_web_answer *answer)
+{
+    struct kvp_known *known = &call->engine->known;
+    bool nothing = kvp_answer_nothing_done(answer);
+    for (unsigned tag = 0; nothing && tag < KVP_ENGINE_TAGS; tag++) {
+        if ((tags & KVP_TAG_BIT(tag)) != 0) {
+            known->tags[tag] = call->were[tag];
+        }
+    }
+    if (nothing) {
+        known->falling &= ~tags;
+        known->rising &= ~tags;
+    }
+    kvp_engine_call_fail(call, answer);
 }
 
 json_t *kvp_answer_json(const struct kvp_web_answer *answer)

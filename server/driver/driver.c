@@ -156,7 +156,7 @@ static void on_watched(void *arg, kvb_status_t status, const union kvp_rank_repl
     const struct kvp_known *was = &engine->watched;
     const struct kvp_known *is = &engine->known;
     (void)reply;
-    if (status == KVB_OK && engine->instance != NULL &&
+    if (status == KVB_OK && engine->instance != NULL && (was->falling | was->rising) == 0 &&
         (was->paused != is->paused || memcmp(was->tags, is->tags, sizeof is->tags) != 0)) {
         kvp_engine_say(engine, "its state was changed by somebody else: use the verbs here");
         engine->leave = true; /* not inside of its own call */

@@ -28,7 +28,7 @@ struct kvp_known {
     bool paused;
     enum kvb_pause_mode mode; /* of that pause */
     enum kvb_residency tags[KVP_ENGINE_TAGS];
-    /* Tags whose last move may have been done or not. */
+    /* Tags whose last move may have been done or not: UNKNOWN. */
     unsigned falling;   /* of being released */
     unsigned rising;    /* of being restored */
     bool tells;         /* vLLM: an answer of a transition was JSON: it is not of the oldest */
@@ -109,7 +109,8 @@ struct kvp_engine_call {
     /* on the way */
     unsigned step;
     uint32_t tries;
-    bool asleep; /* STATE: what the server said by now */
+    enum kvb_residency were[KVP_ENGINE_TAGS]; /* before the move that is under way */
+    bool asleep;                              /* STATE: what the server said by now */
     struct kvb_load load;
 };
 
@@ -179,6 +180,12 @@ void kvp_engine_call_post(struct kvp_engine_call *call, kvp_next_fn next, const 
                           const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* next (answer NULL) after a while. */
 void kvp_engine_call_after(struct kvp_engine_call *call, uint64_t ms, kvp_next_fn next);
+/* A move of those tags is sent next: until it has said that it was done, they are UNKNOWN. */
+void kvp_engine_call_moves(struct kvp_engine_call *call, unsigned tags, bool falls);
+/* The same move was answered, but not that it was done: if that says that nothing was (4xx), they
+ * are what they were. The call has failed. */
+void kvp_engine_call_not_moved(struct kvp_engine_call *call, unsigned tags,
+                               const struct kvp_web_answer *answer);
 /* Its one answer; the call is gone. */
 void kvp_engine_call_end(struct kvp_engine_call *call, kvb_status_t status);
 void kvp_engine_call_end_with(struct kvp_engine_call *call, kvb_status_t status,
@@ -197,6 +204,12 @@ void kvp_engine_call_drained(struct kvp_engine_call *call, kvp_next_fn next);
 static inline bool kvp_answer_ok(const struct kvp_web_answer *answer)
 {
     return answer->http_status >= 200 && answer->http_status < 300;
+}
+/* Of one that is not OK: it says that nothing was done; an error of the server's own does not. */
+static inline bool kvp_answer_nothing_done(const struct kvp_web_answer *answer)
+{
+    return answer->status == KVB_OK ? answer->http_status < 500
+                                    : answer->status == KVB_ERR_NO_MEMORY;
 }
 /* A new object, NULL: it is none. */
 json_t *kvp_answer_json(const struct kvp_web_answer *answer);

@@ -11,7 +11,8 @@
  * SGLang's routes. It tells nothing of its state: what is known is what it acknowledged, and one
  * that attaches is taken to be awake. Giving up what is given up, or bringing back what is there,
  * may end its scheduler; so each is only named where it is known to be otherwise, and where that is
- * not known (a move was sent, and its connection broke) nothing is, until it is started anew. It
+ * not known (a move was sent, and its connection broke, or it failed) nothing is, until it is
+ * started anew. It
  * knows no `wait`: that is asked of its load here. Whether weights that are released are kept is a
  * matter of how it was launched.
  */
@@ -235,18 +236,18 @@ static bool sure_of(struct kvp_engine_call *call)
 static void on_released(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
     struct kvp_known *known = &call->engine->known;
+    if (!done(answer)) {
+        kvp_engine_call_not_moved(call, call->tags, answer);
+        return;
+    }
     for (unsigned tag = 0; tag < KVP_ENGINE_TAGS; tag++) {
-        if ((call->tags & KVP_TAG_BIT(tag)) != 0 && done(answer)) {
+        if ((call->tags & KVP_TAG_BIT(tag)) != 0) {
             known->tags[tag] =
                 (call->offload & KVP_TAG_BIT(tag)) != 0 ? KVB_OFFLOADED : KVB_DISCARDED;
         }
     }
-    known->falling &= ~call->tags; /* its scheduler does it, or nothing, or ends itself */
-    if (!done(answer)) {
-        kvp_engine_call_fail(call, answer);
-    } else {
-        kvp_engine_call_end(call, KVB_OK);
-    }
+    known->falling &= ~call->tags;
+    kvp_engine_call_end(call, KVB_OK);
 }
 
 static void begin_release(struct kvp_engine_call *call)
@@ -271,18 +272,18 @@ static void begin_release(struct kvp_engine_call *call)
         kvp_engine_call_end(call, KVB_OK);
         return;
     }
-    known->falling |= tags;
+    kvp_engine_call_moves(call, tags, true);
     kvp_engine_call_post(call, on_released, tags_body(tags), "/release_memory_occupation");
 }
 
 static void on_restored(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
     struct kvp_known *known = &call->engine->known;
-    known->rising &= ~call->tags;
     if (!done(answer)) {
-        kvp_engine_call_fail(call, answer);
+        kvp_engine_call_not_moved(call, call->tags, answer);
         return;
     }
+    known->rising &= ~call->tags;
     for (unsigned tag = 0; tag < KVP_ENGINE_TAGS; tag++) {
         if ((call->tags & KVP_TAG_BIT(tag)) != 0) {
             known->tags[tag] = KVB_RESIDENT;
@@ -306,7 +307,7 @@ static void begin_restore(struct kvp_engine_call *call)
         kvp_engine_call_end(call, KVB_OK);
         return;
     }
-    known->rising |= call->tags;
+    kvp_engine_call_moves(call, call->tags, false);
     kvp_engine_call_post(call, on_restored, tags_body(call->tags), "/resume_memory_occupation");
 }
 
@@ -345,11 +346,6 @@ static void begin_state(struct kvp_engine_call *call)
     struct kvp_known *known = &call->engine->known;
     if (call->learning && call->engine->anew) {
         memset(known, 0, sizeof *known);
-    }
-    for (unsigned tag = 0; tag < KVP_ENGINE_TAGS; tag++) {
-        if (((known->falling | known->rising) & KVP_TAG_BIT(tag)) != 0) {
-            known->tags[tag] = KVB_UNKNOWN;
-        }
     }
     if (call->learning) {
         kvp_engine_call_get(call, on_model_info, "/get_model_info");

@@ -252,7 +252,7 @@ static const char *cannot_release(const struct kvp_engine *engine, unsigned tags
     if (weights && kv_here && (tags & KVP_TAG_BIT(KVP_TAG_KV)) == 0) {
         return "vLLM releases weights only together with kv_cache: use /sleep";
     }
-    if (!weights && known->no_release_kv && kvp_known_resident(known)) {
+    if (!weights && known->no_release_kv && known->tags[KVP_TAG_WEIGHTS] == KVB_RESIDENT) {
         return "this version of vLLM has no /release_kv_cache_memory: use /sleep";
     }
     return NULL;
@@ -273,9 +273,16 @@ static void fallen(struct kvp_engine_call *call)
 
 static void on_asleep(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
-    if (!kvp_answer_ok(answer) || flag_of(answer, "is_sleeping") != 1) {
+    int sleeping = kvp_answer_ok(answer) ? flag_of(answer, "is_sleeping") : -1;
+    if (sleeping == 0) {
+        all_resident(&call->engine->known);
         kvp_engine_say(call->engine, "it answered that it sleeps, and says that it does not");
         kvp_engine_call_end(call, KVB_ERR_REFUSED);
+        return;
+    }
+    if (sleeping < 0) {
+        kvp_engine_say(call->engine, "%s: it does not say whether it sleeps", call->route);
+        kvp_engine_call_end(call, KVB_ERR_TIMEOUT);
         return;
     }
     fallen(call);
@@ -286,7 +293,7 @@ static void on_released(struct kvp_engine_call *call, const struct kvp_web_answe
 {
     struct kvp_known *known = &call->engine->known;
     if (!kvp_answer_ok(answer)) { /* how far it came cannot be asked */
-        kvp_engine_call_fail(call, answer);
+        kvp_engine_call_not_moved(call, call->tags, answer);
         return;
     }
     known->tells = known->tells || answer->len > 0;
@@ -302,9 +309,8 @@ static void sleep_now(struct kvp_engine_call *call)
     struct kvp_known *known = &call->engine->known;
     bool weights = (call->tags & KVP_TAG_BIT(KVP_TAG_WEIGHTS)) != 0;
     bool offload = weights ? (call->offload & KVP_TAG_BIT(KVP_TAG_WEIGHTS)) != 0
-                           : known->tags[KVP_TAG_WEIGHTS] == KVB_OFFLOADED; /* as they are */
-    known->falling |= call->tags;
-    known->rising &= ~call->tags;
+                           : known->tags[KVP_TAG_WEIGHTS] != KVB_DISCARDED; /* as they are */
+    kvp_engine_call_moves(call, call->tags, true);
     kvp_engine_call_post(call, on_released, NULL, "/sleep?level=%d&mode=keep", offload ? 1 : 2);
 }
 
@@ -320,7 +326,7 @@ static void on_held(struct kvp_engine_call *call, const struct kvp_web_answer *a
 static void on_whole(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
     if (!kvp_answer_ok(answer)) {
-        kvp_engine_call_fail(call, answer);
+        kvp_engine_call_not_moved(call, KVP_TAG_BIT(KVP_ENGINE_TAGS) - 1, answer);
         return;
     }
     /* All of it goes, to where each was or is to be. */
@@ -328,7 +334,7 @@ static void on_whole(struct kvp_engine_call *call, const struct kvp_web_answer *
     for (unsigned tag = 0; tag < KVP_ENGINE_TAGS; tag++) {
         if ((call->tags & KVP_TAG_BIT(tag)) == 0) {
             call->tags |= KVP_TAG_BIT(tag);
-            call->offload |= known->tags[tag] == KVB_OFFLOADED ? KVP_TAG_BIT(tag) : 0;
+            call->offload |= call->were[tag] == KVB_OFFLOADED ? KVP_TAG_BIT(tag) : 0;
         }
     }
     all_resident(known);
@@ -339,18 +345,52 @@ static void on_whole(struct kvp_engine_call *call, const struct kvp_web_answer *
     }
 }
 
+static void release_kv(struct kvp_engine_call *call)
+{
+    kvp_engine_call_moves(call, call->tags, true);
+    kvp_engine_call_post(call, on_released, NULL, "/release_kv_cache_memory");
+}
+
+static void on_kv_held(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
+{
+    if (!kvp_answer_ok(answer)) {
+        kvp_engine_call_fail(call, answer);
+    } else {
+        release_kv(call);
+    }
+}
+
+static void on_kv_back(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
+{
+    if (!kvp_answer_ok(answer)) {
+        kvp_engine_call_not_moved(call, call->tags, answer);
+        return;
+    }
+    all_resident(&call->engine->known);
+    kvp_engine_call_post(call, on_kv_held, NULL, "/pause?mode=keep&clear_cache=false");
+}
+
+/* It is known not to be there. */
+static bool lies(const struct kvp_known *known, unsigned tag)
+{
+    return known->tags[tag] == KVB_OFFLOADED || known->tags[tag] == KVB_DISCARDED;
+}
+
 static void begin_release(struct kvp_engine_call *call)
 {
     struct kvp_known *known = &call->engine->known;
     unsigned kv = KVP_TAG_BIT(KVP_TAG_KV);
     bool partly =
-        (known->tags[KVP_TAG_WEIGHTS] == KVB_RESIDENT) != (known->tags[KVP_TAG_KV] == KVB_RESIDENT);
+        !kvp_known_resident(known) && !(lies(known, KVP_TAG_WEIGHTS) && lies(known, KVP_TAG_KV));
     if (call->tags == kv && kvp_known_resident(known)) {
-        known->falling |= kv;
-        known->rising &= ~kv;
-        kvp_engine_call_post(call, on_released, NULL, "/release_kv_cache_memory");
+        release_kv(call);
+    } else if (call->tags == kv && known->tags[KVP_TAG_WEIGHTS] == KVB_RESIDENT) {
+        /* No sleep, which would take the weights; and what is asked for is heeded only when all is
+         * awake. It resumes by that. */
+        kvp_engine_call_moves(call, kv, false);
+        kvp_engine_call_post(call, on_kv_back, NULL, "/wake_up?tags=kv_cache");
     } else if (partly && !known->tells) { /* the oldest heed a sleep only when all is awake */
-        known->rising |= KVP_TAG_BIT(KVP_TAG_WEIGHTS) | kv;
+        kvp_engine_call_moves(call, KVP_TAG_BIT(KVP_TAG_WEIGHTS) | kv, false);
         kvp_engine_call_post(call, on_whole, NULL, "/wake_up");
     } else {
         sleep_now(call);
@@ -380,7 +420,7 @@ static void on_woken_state(struct kvp_engine_call *call, const struct kvp_web_an
     bool all = kvp_known_resident(known);
     if (sleeping < 0) {
         kvp_engine_say(call->engine, "%s: it does not say whether it sleeps", call->route);
-        known->rising |= call->tags;
+        kvp_engine_call_moves(call, call->tags, false);
         kvp_engine_call_end(call, KVB_ERR_TIMEOUT);
     } else if (sleeping == 0) {
         all_resident(known);
@@ -408,16 +448,17 @@ static void on_woken(struct kvp_engine_call *call, const struct kvp_web_answer *
 {
     struct kvp_known *known = &call->engine->known;
     if (!kvp_answer_ok(answer)) {
-        kvp_engine_call_fail(call, answer);
+        kvp_engine_call_not_moved(
+            call, call->step < KVP_ENGINE_TAGS ? KVP_TAG_BIT(call->step) : call->tags, answer);
         return;
     }
     if (call->step < KVP_ENGINE_TAGS) {
         known->tags[call->step] = KVB_RESIDENT;
         known->rising &= ~KVP_TAG_BIT(call->step);
-        known->falling &= ~KVP_TAG_BIT(call->step);
         call->step++;
         wake_next(call);
     } else {
+        all_resident(known);
         kvp_engine_call_get(call, on_woken_state, "/is_sleeping");
     }
 }
@@ -430,8 +471,8 @@ static bool needs_waking(const struct kvp_engine_call *call, unsigned tag)
 
 static void wake_next(struct kvp_engine_call *call)
 {
-    struct kvp_known *known = &call->engine->known;
     if (call->tries > 0) {
+        kvp_engine_call_moves(call, call->tags, false);
         kvp_engine_call_post(call, on_woken, NULL, "/wake_up");
         return;
     }
@@ -442,7 +483,7 @@ static void wake_next(struct kvp_engine_call *call)
         kvp_engine_call_get(call, on_woken_state, "/is_sleeping");
         return;
     }
-    known->rising |= KVP_TAG_BIT(call->step);
+    kvp_engine_call_moves(call, KVP_TAG_BIT(call->step), false);
     kvp_engine_call_post(call, on_woken, NULL, "/wake_up?tags=%s",
                          kvp_engine_tag_names[call->step]);
 }
@@ -496,17 +537,10 @@ static void on_server_info(struct kvp_engine_call *call, const struct kvp_web_an
     kvp_engine_call_get(call, on_world_size, "/get_world_size");
 }
 
-/* Asked with the wrong method it does nothing, and says whether it is there. */
-static void on_release_kv(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
-{
-    call->engine->known.no_release_kv = answer->http_status == 404;
-    kvp_engine_call_get(call, on_server_info, "/server_info?config_format=json");
-}
-
 static void end_state(struct kvp_engine_call *call)
 {
     if (call->learning) {
-        kvp_engine_call_get(call, on_release_kv, "/release_kv_cache_memory");
+        kvp_engine_call_get(call, on_server_info, "/server_info?config_format=json");
     } else {
         kvp_engine_call_end_state(call);
     }
@@ -515,7 +549,9 @@ static void end_state(struct kvp_engine_call *call)
 /*
  * It sleeps or is paused; which, and of what, is for its gauge to say where it is not known. Of a
  * move that may have been done the gauge counts only if it says that it was: it is set at the
- * very end. One that brings memory back is repeated: twice does no harm.
+ * very end. One that brings memory back is repeated: twice does no harm. Of one that is not known
+ * yet nothing else says that memory is there, and the gauge of versions without
+ * /release_kv_cache_memory says so after any wake.
  */
 static void on_gauge(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
@@ -525,6 +561,9 @@ static void on_gauge(struct kvp_engine_call *call, const struct kvp_web_answer *
         metric(text, "vllm:engine_sleep_state", "sleep_state=\"weights_offloaded\"") > 0;
     bool discarded = metric(text, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"") > 0;
     bool by_gauge = call->learning || kvp_known_resident(known);
+    bool awake =
+        !call->learning || (!known->no_release_kv &&
+                            metric(text, "vllm:engine_sleep_state", "sleep_state=\"awake\"") > 0);
     for (unsigned tag = 0; tag < KVP_ENGINE_TAGS; tag++) {
         unsigned bit = KVP_TAG_BIT(tag);
         enum kvb_residency deep =
@@ -532,10 +571,8 @@ static void on_gauge(struct kvp_engine_call *call, const struct kvp_web_answer *
         if ((known->falling & bit) != 0) {
             known->tags[tag] = offloaded || discarded ? deep : KVB_UNKNOWN;
             known->falling &= offloaded || discarded ? ~bit : ~0u;
-        } else if ((known->rising & bit) != 0 && known->tags[tag] == KVB_RESIDENT) {
-            known->tags[tag] = KVB_UNKNOWN;
-        } else if (by_gauge) {
-            known->tags[tag] = offloaded || discarded ? deep : KVB_RESIDENT;
+        } else if (by_gauge && (known->rising & bit) == 0) {
+            known->tags[tag] = offloaded || discarded ? deep : awake ? KVB_RESIDENT : KVB_UNKNOWN;
         }
     }
     end_state(call);
@@ -573,12 +610,21 @@ static void on_is_sleeping(struct kvp_engine_call *call, const struct kvp_web_an
     }
 }
 
+/* Asked with the wrong method it does nothing, and says whether it is there. */
+static void on_release_kv(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
+{
+    call->engine->known.no_release_kv = answer->http_status == 404;
+    kvp_engine_call_get(call, on_is_sleeping, "/is_sleeping");
+}
+
 static void begin_state(struct kvp_engine_call *call)
 {
     if (call->learning) { /* nothing of an earlier life */
         memset(&call->engine->known, 0, sizeof call->engine->known);
+        kvp_engine_call_get(call, on_release_kv, "/release_kv_cache_memory");
+    } else {
+        kvp_engine_call_get(call, on_is_sleeping, "/is_sleeping");
     }
-    kvp_engine_call_get(call, on_is_sleeping, "/is_sleeping");
 }
 
 /* ---- relays ---- */

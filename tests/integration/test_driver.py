@@ -138,6 +138,25 @@ class OneServer(Driven):
                 self.assertEqual(vllm.asleep, {})
                 self.expect_safe()
 
+    def test_a_release_of_kv_that_fails_does_not_take_the_weights(self):
+        vllm = fake_servers.Vllm(name="v")
+        daemon = self.serve(vllm)
+        for kind in ("error", "break", "die"):
+            with self.subTest(kind):
+                daemon.ok("/pause")
+                self.calls(vllm)
+                vllm.fault("/release_kv_cache_memory", kind)
+                daemon.post("/release_kv_cache_memory")
+                if not vllm.alive:
+                    vllm.start()
+                self.attached(vllm)
+                self.assertNotIn("weights", vllm.asleep)
+                self.assertEqual([c for c in self.calls(vllm) if c.startswith("/sleep")], [])
+                vllm.heal()
+                until("it serves", lambda: daemon.post("/wake_up")[0] == 200 and daemon.post("/resume")[0] == 200)
+                self.assertEqual((vllm.asleep, vllm.paused), ({}, False))
+        self.expect_safe()
+
     def test_verbs_become_the_calls_of_sglang(self):
         sglang = fake_servers.Sglang(name="s")
         daemon = self.serve(sglang)

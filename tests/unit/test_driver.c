@@ -16,6 +16,7 @@ enum fate {
     FATE_ERROR,      /* 500, and nothing was done */
     FATE_BREAK,      /* the connection breaks, and nothing was done */
     FATE_DONE_BREAK, /* it was done, and then it breaks */
+    FATE_DONE_ERROR, /* it was done, and then it is a 500 */
     FATE_SLOW,       /* it takes longer than any bound */
     FATE_DIE,        /* the process dies, and is started again */
     FATES
@@ -32,6 +33,8 @@ struct server {
     bool dev_mode;
     bool connector; /* it shares by one of its own */
     bool alive, healthy;
+    bool deaf;      /* /health gets no answer */
+    bool no_gauge;  /* /metrics answers 500 */
     unsigned here;  /* tags that are */
     unsigned level; /* of the last sleep */
     bool paused;
@@ -114,6 +117,8 @@ static const char *vllm(struct server *server, const struct asked *asked, unsign
 {
     static char text[512];
     bool quiet = server->aug || server->old;
+    /* Of a release of KV alone the gauge says nothing; and quiet ones say awake after any wake. */
+    unsigned deep = server->here == ALL || (quiet && server->here != 0) ? 0 : server->level;
     if (is(asked, "/is_sleeping") && server->dev_mode) {
         return server->paused || server->here != ALL ? "{\"is_sleeping\":true}"
                                                      : "{\"is_sleeping\":false}";
@@ -121,15 +126,19 @@ static const char *vllm(struct server *server, const struct asked *asked, unsign
     if (is(asked, "/is_paused") && !server->old) {
         return server->paused ? "{\"is_paused\":true}" : "{\"is_paused\":false}";
     }
+    if (is(asked, "/metrics") && server->no_gauge) {
+        *status = 500;
+        return "";
+    }
     if (is(asked, "/metrics")) {
         snprintf(
             text, sizeof text,
             "# HELP vllm:num_requests_running n\nvllm:num_requests_running{engine=\"0\"} %u.0\n"
             "vllm:num_requests_waiting{engine=\"0\"} 0.0\n"
             "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"weights_offloaded\"} %d.0\n"
-            "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"discard_all\"} %d.0\n",
-            server->running, server->here != ALL && server->level == 1,
-            server->here != ALL && server->level == 2);
+            "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"discard_all\"} %d.0\n"
+            "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} %d.0\n",
+            server->running, deep == 1, deep == 2, deep == 0);
         return text;
     }
     if (is(asked, "/pause") && !server->old) {
@@ -259,6 +268,10 @@ static void on_time(struct kvb_timer *timer)
         (void)handle(asked, &status);
         answer(asked, KVB_ERR_DISCONNECTED, 0, "");
         return;
+    case FATE_DONE_ERROR:
+        (void)handle(asked, &status);
+        answer(asked, KVB_OK, 500, "{\"error\":{\"message\":\"done, but\"}}");
+        return;
     default:
         break;
     }
@@ -292,6 +305,7 @@ static void web_start(void *ctx, const struct kvp_web_ask *ask, struct kvp_web_c
     kvb_timer_init(&asked->timer, on_time);
     kvb_list_push_back(&server->asks, &asked->link);
     call->impl = asked;
+    bool deaf = server->deaf && is(asked, "/health");
     server->looks += is(asked, "/health");
     if (!is(asked, "/health") && !is(asked, "/metrics") && !is(asked, "/get_load")) {
         if (server->ncalls < CALLS_MAX) {
@@ -311,7 +325,7 @@ static void web_start(void *ctx, const struct kvp_web_ask *ask, struct kvp_web_c
                                  strstr(asked->path, "resume_memory") != NULL);
     server->moving += asked->moves;
     kvb_sched_timer_set(&server->w->sim.sched, &asked->timer,
-                        sim_in_ms(&server->w->sim, asked->fate == FATE_SLOW ? SLOW_MS : 1));
+                        sim_in_ms(&server->w->sim, asked->fate == FATE_SLOW || deaf ? SLOW_MS : 1));
 }
 
 static void web_cancel(void *ctx, struct kvp_web_call *call)
@@ -639,18 +653,42 @@ Test(driver, what_somebody_else_does_to_it_is_seen)
 
 Test(driver, one_of_sglangs_that_was_only_not_reached_is_what_it_was)
 {
-    struct rig rig;
-    open_rig(&rig, true);
-    cr_assert_eq(world_do(&rig.w, "sleep 1")->status, KVB_OK);
-    rig.server.healthy = false;
-    sim_advance(&rig.w.sim, 5000);
-    cr_assert(!is_attached(&rig));
-    rig.server.healthy = true;
-    attach(&rig);
-    cr_assert(world_view(&rig.w).is_sleeping);
-    cr_assert_eq(world_do(&rig.w, "wake")->status, KVB_OK);
-    cr_assert_eq(rig.server.here, ALL);
-    close_rig(&rig);
+    for (int deaf = 0; deaf < 2; deaf++) {
+        struct rig rig;
+        open_rig(&rig, true);
+        cr_assert_eq(world_do(&rig.w, "sleep 1")->status, KVB_OK);
+        rig.server.healthy = deaf;
+        rig.server.deaf = deaf;
+        sim_advance(&rig.w.sim, 60000);
+        cr_assert(!is_attached(&rig));
+        rig.server.healthy = true;
+        rig.server.deaf = false;
+        attach(&rig);
+        cr_assert(world_view(&rig.w).is_sleeping);
+        cr_assert_eq(world_do(&rig.w, "wake")->status, KVB_OK);
+        cr_assert_eq(rig.server.here, ALL);
+        close_rig(&rig);
+    }
+}
+
+/* /resume would go to memory that is not there, which the server asserts. */
+Test(driver, one_that_does_not_tell_whether_it_sleeps_is_not_taken_to_be_awake)
+{
+    for (int aug = 0; aug < 2; aug++) {
+        struct rig rig;
+        open_as(&rig, false);
+        rig.server.paused = true;
+        rig.server.level = 1;
+        rig.server.aug = aug;
+        rig.server.here = aug ? WEIGHTS : 0;
+        rig.server.no_gauge = !aug;
+        attach(&rig);
+        (void)world_do(&rig.w, "resume");
+        (void)world_do(&rig.w, "wake");
+        cr_assert_eq(world_do(&rig.w, "resume")->status, KVB_OK);
+        cr_assert(rig.server.here == ALL && !rig.server.paused);
+        close_rig(&rig);
+    }
 }
 
 Test(driver, relays_go_to_the_route_of_that_name)
@@ -728,6 +766,20 @@ static bool serves(void *arg)
     return is_attached(rig) && kvp_fleet_view(rig->w.fleet, "a", &view) && view.ready;
 }
 
+/* What is told of its memory is so, or that it is not known. */
+static void expect_true(struct rig *rig)
+{
+    struct kvp_view view;
+    sim_advance(&rig->w.sim, 100);
+    cr_assert(kvp_fleet_view(rig->w.fleet, "a", &view));
+    for (uint32_t i = 0; i < view.ntags && view.attached; i++) {
+        unsigned bit = strcmp(view.tags[i].tag, "weights") == 0 ? WEIGHTS : KV;
+        cr_assert(view.tags[i].residency == KVB_UNKNOWN ||
+                      (view.tags[i].residency == KVB_RESIDENT) == ((rig->server.here & bit) != 0),
+                  "%s is told of wrongly", view.tags[i].tag);
+    }
+}
+
 /* All steps; how many calls that were. */
 static uint32_t play(struct rig *rig, enum fate fate, uint32_t at, uint32_t times)
 {
@@ -741,6 +793,7 @@ static uint32_t play(struct rig *rig, enum fate fate, uint32_t at, uint32_t time
         if (told->status != KVB_OK) { /* and says whose fault it is, and what it left */
             cr_assert_neq(told->message[0], '\0');
         }
+        expect_true(rig);
     }
     return server->ncalls;
 }
@@ -813,6 +866,29 @@ Test(driver, whatever_fails_of_sglang_it_serves_in_the_end_and_nothing_unsafe_is
 {
     fail_everywhere(true, false, 1);
     fail_everywhere(true, false, 4);
+}
+
+Test(driver, whatever_becomes_of_a_release_of_kv_the_weights_stay)
+{
+    for (uint32_t at = 1; at <= 4; at++) {
+        for (enum fate fate = FATE_ERROR; fate < FATES; fate++) {
+            struct rig rig;
+            open_rig(&rig, false);
+            tell_case(at, fate);
+            cr_assert_eq(world_do(&rig.w, "pause")->status, KVB_OK);
+            rig.server.ncalls = 0;
+            rig.server.fate = fate;
+            rig.server.fail_at = at;
+            rig.server.fail_times = 1;
+            (void)world_do(&rig.w, "release");
+            expect_true(&rig);
+            for (uint32_t i = 0; i < rig.server.ncalls && i < CALLS_MAX; i++) {
+                cr_assert_neq(strncmp(rig.server.calls[i], "/sleep", 6), 0);
+            }
+            recover(&rig);
+            close_rig(&rig);
+        }
+    }
 }
 
 /* ---- the configuration ---- */
