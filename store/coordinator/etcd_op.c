@@ -303,8 +303,10 @@ void kvs_op_fail_queue(struct kvb_list *queue)
             continue;
         }
         kvb_list_remove(&op->link);
-        bool goes_on = op->type->end != NULL && op->type->end(op, KVB_ERR_UNAVAILABLE);
-        kvb_assert(!goes_on); /* nothing does that was not begun */
+        if (op->type->end != NULL) {
+            bool goes_on = op->type->end(op, KVB_ERR_UNAVAILABLE);
+            kvb_assert(!goes_on); /* nothing does that was not begun */
+        }
         if (op->request != NULL) {
             op->request->impl.state = NULL;
             kvs_request_answer(op->etcd->sched, op->request, KVB_ERR_UNAVAILABLE);

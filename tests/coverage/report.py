@@ -100,6 +100,9 @@ class Source:
         if number in self.unreachable:
             return
         self.lines[number] = self.lines.get(number, 0) + line["count"]
+        if not function:  # within another one, in a program that is optimised: its own branches count
+            self.function.setdefault(number, function)
+            return
         self.function[number] = function
         if number in self.uncounted or not line["branches"]:
             return

@@ -265,10 +265,19 @@ Test(instance, a_drain_that_is_canceled_is_undone_and_all_who_wait_are_told)
 Test(instance, what_is_answered_already_or_is_with_the_engine_cannot_be_canceled)
 {
     struct world w;
-    struct told told = {.world = &w};
+    struct told told = {.world = &w}, first = told;
     struct kvp_ask ask = world_ask("sleep 1");
     uint64_t id = 0;
-    world_open(&w, 1, true);
+    world_open_fleet(&w, true, NULL);
+    cr_assert_eq(kvp_fleet_request(w.fleet, NULL, &ask, "req", world_told_, &first, &id), KVB_OK);
+    cr_assert_eq(kvp_fleet_cancel(w.fleet, id), KVB_ERR_BAD_STATE);
+    sim_settle(&w.sim);
+    cr_assert_eq(first.times, 1);
+    cr_assert_eq(first.status, KVB_ERR_BAD_STATE);
+    cr_assert_not_null(strstr(first.message, "no engine has attached yet"), "%s", first.message);
+    fake_engine_init(&w.engine, &w.sim, w.fleet, "a", 1);
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
     cr_assert_eq(kvp_fleet_request(w.fleet, "nobody", &ask, "req", world_told_, &told, &id),
                  KVB_OK);
     cr_assert_eq(kvp_fleet_cancel(w.fleet, id), KVB_ERR_BAD_STATE);

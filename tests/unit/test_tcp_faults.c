@@ -94,6 +94,29 @@ Test(tcp_faults, a_cut_at_every_byte_ends_the_transfer_and_leaves_nothing, .time
     cr_assert_geq(faults, 10000, "%lu", faults);
 }
 
+/* On one lane: one has begun, others wait for their turn. */
+Test(tcp_faults, what_waits_for_its_turn_on_a_connection_that_is_cut_ends_with_it)
+{
+    struct tcp_sim rig;
+    struct tcp_job jobs[4];
+    tcp_sim_open(&rig, NULL);
+    tcp_sim_peer(&rig, (struct kvt_tcp_peer_config){.lanes = 1});
+    tcp_sim_wait_up(&rig);
+    for (int i = 0; i < 4; i++) {
+        tcp_job_init(&jobs[i], &rig, RIG_PUT, 0, MIB(4));
+        cr_assert_eq(tcp_job_start(&jobs[i]), KVB_OK);
+    }
+    (void)sim_turn(&rig.sim);
+    sim_cut_(kvb_container_of(kvb_list_first(&rig.net.sockets), struct sim_socket, link));
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(tcp_job_wait(&jobs[i]), KVB_ERR_DISCONNECTED);
+    }
+    cr_assert_eq(kvt_region_refs(rig.region), 0);
+    tcp_sim_wait_up(&rig);
+    one_cut(&rig, RIG_PUT, KIB(300), 1);
+    tcp_sim_close(&rig);
+}
+
 Test(tcp_faults, delivery_one_byte_at_a_time_changes_nothing)
 {
     struct tcp_sim rig;
