@@ -23,7 +23,7 @@ for header in "${headers[@]}"; do
     # What a test double stands in for is private to its layer; folders of the store know each other.
     private=()
     case $header in
-    tests/lib/*) private=(-iquote transport -iquote transport/peer -iquote transport/tcp -iquote transport/rdma -iquote store -iquote store/node) ;;
+    tests/lib/* | tests/fuzz/*) private=(-iquote transport -iquote transport/peer -iquote transport/tcp -iquote transport/rdma -iquote store -iquote store/node) ;;
     engine/cuda/* | tests/cuda/runtime.h | tests/cuda/toolkit/*) private=(-Itests/cuda/toolkit -Itransport/device/cuda) ;;
     tests/cuda/*) private=(-iquote transport/device/cuda) ;;
     transport/tcp/* | transport/rdma/* | transport/peer/*) private=(-iquote transport -iquote transport/peer) ;;
