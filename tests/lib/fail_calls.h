@@ -46,10 +46,11 @@ struct fail_site {
 };
 static struct fail_site fail_sites[FAIL_CALLS_SITES];
 static uint32_t fail_nsites;
-static uint32_t fail_target; /* whose turn it is */
-static uint32_t fail_nth;    /* which of its calls, from 1 */
-static bool fail_hit;        /* it has failed, in this run */
-static uint32_t fail_hits;   /* runs in which something did */
+static uint32_t fail_target;                       /* whose turn it is */
+static uint32_t fail_nth;                          /* which of its calls, from 1 */
+static bool fail_hit;                              /* it has failed, in this run */
+static uint32_t fail_callers = FAIL_CALLS_CALLERS; /* a test may take fewer */
+static uint32_t fail_hits;                         /* runs in which something did */
 static _Thread_local bool fail_armed;
 
 /* Frames, of code that keeps its frame pointer; the first one of a library that does not ends it.
@@ -57,7 +58,7 @@ static _Thread_local bool fail_armed;
 __attribute__((no_sanitize_address)) static inline void
 fail_calls_callers_(const void *const *frame, struct fail_site *site)
 {
-    for (int i = 0; i < FAIL_CALLS_CALLERS; i++) {
+    for (uint32_t i = 0; i < fail_callers; i++) {
         site->at[i] = frame[1];
         const void *const *next = frame[0];
         if (next <= frame || (size_t)(next - frame) > (1u << 16) ||
