@@ -49,7 +49,7 @@ static inline bool kvp_framing_target_cut(const char *target, size_t target_len,
     return http_version != target + target_len + 1;
 }
 
-/* No spaces, no control characters and no '#': who cuts a fragment off sees another path than we. */
+/* No spaces, no control characters and no '#': who cuts a fragment off sees another path. */
 bool kvp_framing_target_plain(const char *target);
 
 static inline bool kvp_framing_has_body(const struct kvp_framing *framing)
