@@ -121,7 +121,8 @@
       "file of the engine's own API key, sent as a bearer token with requests that bring no "      \
       "Authorization for it")                                                                      \
     X(upstream_ca_file, TEXT, "upstream-ca-file", "", "",                                          \
-      "PEM file of the authorities that its certificate may come from; empty: the system's")       \
+      "PEM file of the authorities that its certificate, or that of an engine's server that is "   \
+      "driven, may come from; empty: the system's")                                                \
     X(engine, LIST, "engine", "", "",                                                              \
       "KIND=[NAME@]URL of an unmodified server that is driven by its own routes, as "              \
       "vllm=http://10.0.0.1:8000 or sglang=policy@http://10.0.0.2:30000; without NAME: "           \

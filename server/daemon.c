@@ -462,9 +462,10 @@ static kvb_status_t create_driver(struct kvp_daemon *daemon)
     }
     (void)kvp_next_item(config->tenants, tenant, sizeof tenant);
     tenant[strcspn(tenant, "=")] = '\0';
-    kvb_status_t status = kvp_web_create(kvp_loop_sched(daemon->loop), kvp_loop_io(daemon->loop),
-                                         ENGINE_CONNECTIONS * (config->nengines + 1),
-                                         given ? token : NULL, &daemon->web);
+    kvb_status_t status =
+        kvp_web_create(kvp_loop_sched(daemon->loop), kvp_loop_io(daemon->loop),
+                       ENGINE_CONNECTIONS * (config->nengines + 1), given ? token : NULL,
+                       config->upstream_ca_file, &daemon->web);
     if (status != KVB_OK) {
         return status;
     }

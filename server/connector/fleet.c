@@ -160,6 +160,7 @@ void kvp_instance_fill_view(struct kvp_instance *instance, struct kvp_view *view
         copy_text(view_p->url, sizeof view_p->url, instance->foreign->url);
         view_p->own_world_size = instance->foreign->world_size;
         view_p->sleeps_once = instance->foreign->sleeps_once;
+        view_p->no_release = instance->foreign->no_release;
     }
     view_p->attached = instance->attached;
     view_p->ever_attached = instance->ever_attached;

@@ -161,6 +161,7 @@ struct kvp_view {
     char url[256];             /* its */
     uint32_t own_world_size;   /* its; 0: not known */
     bool sleeps_once;
+    bool no_release;
     bool attached; /* all ranks of the stated world size */
     bool ever_attached;
     bool degraded;     /* forward-only work failed: not serving, see message */

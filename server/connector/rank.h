@@ -144,6 +144,7 @@ struct kvp_foreign {
     const char *url;
     uint32_t world_size; /* its own; to us it is one rank. 0: not known */
     bool sleeps_once;    /* what it has offloaded it cannot discard: it must wake before */
+    bool no_release;     /* it gives no memory up */
 };
 
 /* A rank as its instance holds it. */

@@ -351,19 +351,44 @@ static struct kvp_fan *next_fan(const struct kvp_control *control, const struct 
 
 /* ---- its beginning ---- */
 
+/* Why it is known beforehand that this one would fail of what is done on all or on none: others
+ * may have discarded by then, which nothing takes back. NULL: it is not known. */
+static const char *would_fail(const struct kvp_fan *fan, const struct kvp_view *view)
+{
+    const struct kvp_ask *ask = &fan->pending->ask;
+
+    if (!view->attached) {
+        return "not attached";
+    }
+    if (!fan->all || ask->operation != KVP_OP_SLEEP || ask->level != 2) {
+        return NULL;
+    }
+    if (view->no_release) {
+        return "this server was started without --enable-sleep-mode: it gives no memory up";
+    }
+    for (uint32_t i = 0; i < view->ntags; i++) {
+        if (view->sleeps_once && view->tags[i].residency == KVB_OFFLOADED) {
+            return "this server keeps what it has offloaded until it is awake: POST /wake_up, then "
+                   "/sleep at this level";
+        }
+    }
+    return NULL;
+}
+
 static void add_entry(void *arg, const struct kvp_view *view)
 {
     struct kvp_fan *fan = arg;
     struct entry *entry = &fan->entries[fan->n++];
+    const char *why = would_fail(fan, view);
 
     entry->fan = fan;
     snprintf(entry->instance, sizeof entry->instance, "%s", view->instance);
-    entry->ok = view->attached;
+    entry->ok = why == NULL;
     fan->sleeps_once = fan->sleeps_once || view->sleeps_once;
-    if (!view->attached) {
-        entry->answer = kvp_error_body(409, NULL, "not attached");
+    if (why != NULL) {
+        entry->answer = kvp_error_body(409, NULL, why);
         if (fan->own.record.status == KVB_OK) {
-            note_failure(fan, entry->instance, KVB_ERR_BAD_STATE, "not attached");
+            note_failure(fan, entry->instance, KVB_ERR_BAD_STATE, why);
             fan->own.record.side = KVP_SIDE_ENGINE;
             snprintf(fan->own.record.at, sizeof fan->own.record.at, "%s", entry->instance);
         }

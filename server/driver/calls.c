@@ -364,11 +364,18 @@ static void overtake(struct kvp_engine *engine)
     }
 }
 
+/* A write of weights is not of the lane, and may be open long after its caller was told. */
+static bool meets_a_write(const struct kvp_engine_call *call)
+{
+    return call->engine->writing > 0 &&
+           (call->type == KVB_LINK_RELEASE || call->type == KVB_LINK_RESTORE);
+}
+
 void kvp_engine_run_lane(struct kvp_engine *engine)
 {
     overtake(engine);
     struct kvp_engine_call *first = first_of(&engine->lane);
-    if (first != NULL && !first->begun) {
+    if (first != NULL && !first->begun && !meets_a_write(first)) {
         begin(first);
     }
 }
@@ -608,7 +615,9 @@ static void op_unregister(void *impl, const char (*tags)[KVB_NAME_MAX], uint32_t
     for (uint32_t i = 0; i < ntags; i++) {
         bits |= tag_bits(tags[i]);
     }
-    const char *why = engine->dialect->cannot_release(engine, bits);
+    const char *why = engine->writing > 0
+                          ? "a weight update is still under way there: repeat when it has ended"
+                          : engine->dialect->cannot_release(engine, bits);
     engine->cause[0] = '\0';
     if (why != NULL) {
         kvp_engine_say(engine, "%s", why);

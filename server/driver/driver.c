@@ -196,15 +196,17 @@ static void on_health(struct kvp_web_call *web, const struct kvp_web_answer *ans
     struct kvp_engine *engine = kvb_container_of(web, struct kvp_engine, health);
     struct kvb_sched *sched = kvp_engine_sched(engine);
     bool busy = !kvb_list_empty(&engine->lane) || !kvb_list_empty(&engine->beside);
+    char why[32];
     kvb_sched_timer_clear(sched, &engine->bound);
     tick_in(engine, engine->driver->config.health_interval_ms);
     engine->anew = engine->anew || answer->status == KVB_ERR_REFUSED;
     if (answer->status != KVB_OK) {
         missed(engine, answer->why, answer->status == KVB_ERR_REFUSED);
-    } else if (answer->http_status == 503 && !busy) {
-        missed(engine, "it answers 503", true);
-    } else if (answer->http_status == 503) { /* SGLang's, while its scheduler is at work */
+    } else if (answer->http_status == 503 && busy && engine->dialect->busy_503) {
         kvp_engine_alive(engine);
+    } else if (answer->http_status >= 500 || answer->http_status == 404) {
+        (void)snprintf(why, sizeof why, "it answers %u", answer->http_status);
+        missed(engine, why, answer->http_status == 503);
     } else {
         engine->misses = 0;
         kvp_engine_alive(engine);

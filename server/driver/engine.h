@@ -57,6 +57,7 @@ struct kvp_relay {
 struct kvp_dialect {
     const char *kind;
     bool sleeps_once;
+    bool busy_503;    /* its /health answers so while its scheduler is at work */
     bool tells_state; /* else what it acknowledged is all that is known of it */
     void (*pause)(struct kvp_engine_call *call);
     void (*resume)(struct kvp_engine_call *call);

@@ -384,6 +384,7 @@ static const struct kvp_relay relays[] = {
 
 const struct kvp_dialect kvp_dialect_sglang = {
     .kind = "sglang",
+    .busy_503 = true,
     .pause = begin_pause,
     .resume = begin_resume,
     .reset = begin_reset,

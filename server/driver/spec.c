@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #define ERROR_MAX 256
 
@@ -78,7 +79,7 @@ kvb_status_t kvp_engine_specs(const char *list, struct kvp_engine_spec specs[KVP
         }
         for (uint32_t i = 0; i < n; i++) {
             if (strcmp(specs[i].name, specs[n].name) == 0 ||
-                strcmp(specs[i].url, specs[n].url) == 0) {
+                strcasecmp(specs[i].url, specs[n].url) == 0) { /* there is nothing but a host */
                 return refuse(error, item, "two servers of one name, or one server twice");
             }
         }

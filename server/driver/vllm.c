@@ -530,6 +530,7 @@ static void on_server_info(struct kvp_engine_call *call, const struct kvp_web_an
     const char *text = kvp_answer_ok(answer) ? answer->body : "";
     call->engine->known.no_sleep = strstr(text, "\"enable_sleep_mode\":false") != NULL ||
                                    strstr(text, "\"enable_sleep_mode\": false") != NULL;
+    call->engine->foreign.no_release = call->engine->known.no_sleep;
     call->engine->known.no_connector = strstr(text, "\"kv_transfer_config\":null") != NULL ||
                                        strstr(text, "\"kv_transfer_config\": null") != NULL;
     call->engine->known.connector =

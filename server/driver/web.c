@@ -24,6 +24,7 @@ struct kvp_web {
     struct kvb_sched *sched;
     struct kvb_curl *curl;
     struct curl_slist *headers; /* of every request */
+    const char *ca_file;
 };
 
 struct request {
@@ -123,6 +124,8 @@ static CURL *make_easy(struct request *request, const struct kvp_web_ask *ask)
               curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, request->error) == CURLE_OK &&
               curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
               curl_easy_setopt(easy, CURLOPT_NOPROXY, "*") == CURLE_OK &&
+              (request->web->ca_file[0] == '\0' ||
+               curl_easy_setopt(easy, CURLOPT_CAINFO, request->web->ca_file) == CURLE_OK) &&
               curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK &&
               curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1) == CURLE_OK &&
               curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L) == CURLE_OK &&
@@ -182,13 +185,14 @@ static bool add_header(struct kvp_web *web, const char *line)
 }
 
 kvb_status_t kvp_web_create(struct kvb_sched *sched, struct kvb_io *io, uint32_t connections_max,
-                            const char *token, struct kvp_web **web_p)
+                            const char *token, const char *ca_file, struct kvp_web **web_p)
 {
     struct kvp_web *web = calloc(1, sizeof *web);
     if (web == NULL) {
         return KVB_ERR_NO_MEMORY;
     }
     web->sched = sched;
+    web->ca_file = ca_file;
     bool ok = add_header(web, "Content-Type: application/json") && add_header(web, "Expect:");
     if (ok && token != NULL) {
         char line[4200];

@@ -38,8 +38,8 @@ class Server:
     ROUTES = {}
     WORK_S = 0.0  # of a request
 
-    def __init__(self, port=0, version="new", name="fake"):
-        self.version, self.name = version, name
+    def __init__(self, port=0, version="new", name="fake", tls=None):
+        self.version, self.name, self.tls = version, name, tls
         self.lock = threading.Condition()
         self.faults = {}
         self.unsafe = []
@@ -113,6 +113,8 @@ class Server:
 
         self.listener = Listener(("127.0.0.1", self.port), Handler)
         self.port = self.listener.server_address[1]
+        if self.tls is not None:
+            self.listener.socket = self.tls.wrap_socket(self.listener.socket, server_side=True)
         self.alive = True
         threading.Thread(target=self.listener.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -149,7 +151,7 @@ class Server:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'' if self.tls is None else 's'}://127.0.0.1:{self.port}"
 
     def fault(self, route, kind, first=1, times=1):
         self.faults[route] = Fault(kind, first, times)
@@ -301,6 +303,8 @@ class Server:
 class Vllm(Server):
     """Versions: new (JSON bodies), aug (empty ones, no /release_kv_cache_memory), old (no /pause either, and a reset
     that does not say how it went)."""
+
+    sleep_mode = True
 
     def json(self, answer):
         return answer if self.version == "new" else None
@@ -472,7 +476,7 @@ class Vllm(Server):
 
     def server_info(self, query, body):
         transfer = None if self.connector is None else {"kv_connector": "SomeConnector"}
-        return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": True}, "kv_transfer_config": transfer},
+        return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": self.sleep_mode}, "kv_transfer_config": transfer},
                      "vllm_env": {}, "system_env": {}}
 
     def checker(self, query, body):

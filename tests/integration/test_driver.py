@@ -5,9 +5,11 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import threading
 import unittest
 
+import authority
 import fake_servers
 import harness
 from harness import until
@@ -216,6 +218,33 @@ class OneServer(Driven):
         daemon.ok("/pause")
         self.assertEqual(vllm.authorizations, {"Bearer tell-nobody"})
         self.assertNotIn("tell-nobody", daemon.stderr())
+
+    def test_a_server_by_tls_is_believed_by_its_authority_alone(self):
+        one, other = authority.Authority(self.directory, "one"), authority.Authority(self.directory, "other")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*one.sign("server"))
+        vllm = fake_servers.Vllm(name="v", tls=context)
+        self.serve(vllm, args=BOUNDS + ("--upstream-ca-file", one.certificate)).ok("/pause")
+        daemon = self.daemon("--engine", f"vllm={vllm.url}", "--upstream-ca-file", other.certificate, *BOUNDS, name="other",
+                             socket_name="other.sock")
+        daemon.says("certificate")
+        self.assertEqual(daemon.get("/startupz")[0], 503)
+
+    def test_a_sleep_of_all_that_discards_is_refused_where_one_is_known_to_fail(self):
+        servers = fake_servers.Vllm(name="v0"), fake_servers.Vllm(name="v1"), fake_servers.Vllm(name="v2")
+        servers[2].sleep_mode = False
+        daemon = self.serve(*servers)
+        daemon.ok("/sleep?level=1&instance=v0")
+        for server in servers:
+            self.calls(server)
+        code, answer = daemon.post("/sleep?level=2")
+        self.assertEqual(code, 409, answer)
+        for name, why in (("v0", "until it is awake"), ("v2", "--enable-sleep-mode")):
+            self.assertIn(why, json.dumps(answer["instances"][name]))
+        self.assertEqual([self.calls(s) for s in servers], [[]] * 3)  # nothing has begun
+        daemon.ok("/wake_up?instance=v0")
+        self.assertEqual(daemon.post("/sleep?level=2")[0], 409)
+        self.assertEqual((servers[0].asleep, servers[1].asleep), ({}, {}))
 
     def test_without_development_mode_it_is_said_and_not_attached(self):
         vllm = fake_servers.Vllm(name="v")

@@ -33,10 +33,11 @@ struct server {
     bool dev_mode;
     bool connector; /* it shares by one of its own */
     bool alive, healthy;
-    bool deaf;      /* /health gets no answer */
-    bool no_gauge;  /* /metrics answers 500 */
-    unsigned here;  /* tags that are */
-    unsigned level; /* of the last sleep */
+    unsigned health; /* what else /health answers; 0: nothing else */
+    bool deaf;       /* /health gets no answer */
+    bool no_gauge;   /* /metrics answers 500 */
+    unsigned here;   /* tags that are */
+    unsigned level;  /* of the last sleep */
     bool paused;
     uint32_t running; /* requests, that only end where they are let */
     uint32_t moving;  /* moves of memory under way */
@@ -276,7 +277,7 @@ static void on_time(struct kvb_timer *timer)
         break;
     }
     if (is(asked, "/health")) {
-        status = server->healthy ? 200 : 503;
+        status = server->health != 0 ? server->health : server->healthy ? 200 : 503;
     } else if (asked->post && strstr(asked->path, "mode=wait") != NULL && server->running > 0) {
         server->paused = server->paused || !asked->begun; /* at once; answered when it is idle */
         asked->begun = true;
@@ -376,7 +377,7 @@ static void open_as(struct rig *rig, bool is_sglang)
         .health_ms = 5000,
         .misses = 3,
         .call_ms = 120000,
-        .relay_ms = 3600000,
+        .relay_ms = SLOW_MS / 2,
     };
     cr_assert_eq(kvp_driver_create(&config, &rig->driver), KVB_OK);
 }
@@ -891,6 +892,71 @@ Test(driver, whatever_becomes_of_a_release_of_kv_the_weights_stay)
     }
 }
 
+Test(driver, a_health_that_is_an_error_is_a_miss)
+{
+    static const unsigned answers[] = {404, 500, 502, 504};
+    for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++) {
+        struct rig rig;
+        open_rig(&rig, false);
+        rig.server.health = answers[i];
+        sim_advance(&rig.w.sim, 2500);
+        cr_assert(is_attached(&rig)); /* one may be of whatever is between */
+        sim_advance(&rig.w.sim, 20000);
+        cr_assert(!is_attached(&rig), "%u", answers[i]);
+        rig.server.health = 0;
+        attach(&rig);
+        close_rig(&rig);
+    }
+}
+
+/* SGLang's says so of a scheduler that is at work; vLLM's only of an engine that is dead. */
+Test(driver, a_503_while_it_is_asked_something_is_forgiven_where_it_may_be_at_work)
+{
+    for (int is_sglang = 0; is_sglang < 2; is_sglang++) {
+        struct rig rig;
+        open_rig(&rig, is_sglang);
+        rig.server.fate = FATE_SLOW;
+        rig.server.fail_at = 3;
+        rig.server.fail_times = 1;
+        struct told *told = world_start(&rig.w, "sleep 1");
+        sim_advance(&rig.w.sim, 1000);
+        rig.server.healthy = false;
+        sim_advance(&rig.w.sim, 20000);
+        cr_assert_eq(is_attached(&rig), is_sglang == 1);
+        rig.server.healthy = true;
+        world_await(&rig.w, told);
+        recover(&rig);
+        close_rig(&rig);
+    }
+}
+
+Test(driver, memory_is_not_moved_while_a_weight_update_is_open)
+{
+    for (int is_sglang = 0; is_sglang < 2; is_sglang++) {
+        struct rig rig;
+        open_rig(&rig, is_sglang);
+        rig.server.json_of_relay = "{\"success\":true}";
+        rig.server.fate = FATE_SLOW;
+        rig.server.fail_at = 1;
+        rig.server.fail_times = 1;
+        cr_assert_eq(world_do(&rig.w, "update v=2")->status, KVB_ERR_TIMEOUT); /* but not there */
+        struct told *told = world_do(&rig.w, "sleep 1");
+        cr_assert_eq(told->status, KVB_ERR_BAD_STATE);
+        cr_assert(strstr(told->message, "a weight update is still under way") != NULL, "%s",
+                  told->message);
+        cr_assert_eq(rig.server.here, ALL);
+        sim_advance(&rig.w.sim, SLOW_MS); /* it ends */
+        cr_assert_eq(world_do(&rig.w, "sleep 1")->status, KVB_OK);
+        rig.server.ncalls = 0;
+        cr_assert_eq(world_do(&rig.w, "relay method=collective_rpc:x")->status, KVB_ERR_TIMEOUT);
+        told = world_start(&rig.w, "wake");
+        sim_advance(&rig.w.sim, 10000);
+        cr_assert_eq(rig.server.here, 0);
+        recover(&rig);
+        close_rig(&rig);
+    }
+}
+
 /* ---- the configuration ---- */
 
 Test(driver, servers_are_named_as_configured_or_by_number)
@@ -912,6 +978,7 @@ Test(driver, servers_are_named_as_configured_or_by_number)
                                         "vllm=a b@http://h",
                                         "vllm=a@http://h,sglang=a@http://i",
                                         "vllm=http://h,vllm=http://h",
+                                        "vllm=http://h,vllm=http://H",
                                         "vllm=http://u:p@h",
                                         ",",
                                         "vllm=http://:80"};
