@@ -91,7 +91,7 @@ class Trainer:
         self.own = [chaos.load + number * chaos.own + i for i in range(chaos.own)]  # requests that nobody else uses
         self.blank = False  # it may have slept at level 2, which keeps no weights
         self.others = others  # trainers of its tenant
-        self.box = queue.SimpleQueue()  # what others want asked: (request, why it may not be there)
+        self.box = queue.SimpleQueue()  # what others want asked: (request, why it may not be there, of which weights; None: any)
 
     def post(self, path, body=None, **kw):
         join = "&" if "?" in path else "?"
@@ -224,7 +224,7 @@ class Trainer:
     def reset_of(self, index):
         """Whose the request is then."""
         self.finish(self.begin([index], use_cache=False))
-        life = self.slot.life
+        life, weights = self.slot.life, self.slot.weights
         whole = self.draw.random() < 0.2
         if whole:
             code, answer = self.call("POST", f"/v1/kvplane/tenants/{self.slot.tenant}/reset")
@@ -236,9 +236,10 @@ class Trainer:
         other = self.draw.choice(self.others) if done and self.others and self.draw.random() < 0.5 else None
         why = f"{'tenant' if whole else 'instance'} reset of {self.slot.name} answered {answer}"
         if other is not None:
-            other.box.put((index, why))
+            other.box.put((index, why, None if whole else weights))
             return other
-        if done or (self.slot.life == life and not whole):
+        left = done if whole else self.slot.life == life  # an engine that began anew has not shared it
+        if left:
             self.asked(index, why)
         return self
 
@@ -257,9 +258,11 @@ class Trainer:
 
     def turn(self):
         while not self.box.empty():
-            index, why = self.box.get()
+            index, why, weights = self.box.get()
             self.own.append(index)
-            self.asked(index, why)
+            # An instance's reset clears what it shares: of other weights there may be some left, of a reset that was not done.
+            if weights in (None, self.slot.weights):
+                self.asked(index, why)
         indexes = self.draw.sample(range(self.chaos.load), self.draw.choice((8, 8, 32)))
         begun = self.begin(indexes, use_cache=self.draw.random() < 0.5)
         self.draw.choices((self.nothing, self.sleeps, self.releases, self.pauses, self.updates, self.resets,
