@@ -424,10 +424,12 @@ static char *play(void *ctx, const char *path, const char *body, int *status_p)
         asprintf(
             &text,
             "{\"header\":{\"revision\":\"%u\"},\"kvs\":[{\"key\":\"%s\","
-            "\"create_revision\":\"%u\",\"mod_revision\":\"%u\",\"value\":\"%s\"}]}",
+            "\"create_revision\":\"%u\",\"mod_revision\":\"%u\",\"value\":\"%s\"},{\"key\":\"%s\","
+            "\"create_revision\":\"3\",\"mod_revision\":\"3\",\"value\":\"NQ==\"}]}",
             rev,
             encode(played->compacted ? "/kvplane/v1/retired/two" : "/kvplane/v1/retired/one", key),
-            rev == 5 ? 3u : rev, rev == 5 ? 3u : rev, encode(record, value)),
+            rev == 5 ? 3u : rev, rev == 5 ? 3u : rev, encode(record, value),
+            encode("/kvplane/v1/retired/broken", step_key)),
         0);
     return text;
 }
