@@ -892,6 +892,20 @@ Test(driver, whatever_becomes_of_a_release_of_kv_the_weights_stay)
     }
 }
 
+/* Rather than for what somebody else has done: it stays attached, and goes on. */
+Test(driver, a_move_whose_answer_is_lost_is_asked_for)
+{
+    struct rig rig;
+    open_rig(&rig, false);
+    rig.server.fate = FATE_DONE_BREAK;
+    rig.server.fail_at = 3;
+    rig.server.fail_times = 1;
+    cr_assert_eq(world_do(&rig.w, "sleep 1")->status, KVB_OK);
+    cr_assert_eq(rig.server.here, 0);
+    cr_assert_neq(strstr(rig.server.calls[2], "/sleep"), NULL);
+    close_rig(&rig);
+}
+
 Test(driver, a_health_that_is_an_error_is_a_miss)
 {
     static const unsigned answers[] = {404, 500, 502, 504};
@@ -954,6 +968,32 @@ Test(driver, memory_is_not_moved_while_a_weight_update_is_open)
         cr_assert_eq(rig.server.here, 0);
         recover(&rig);
         close_rig(&rig);
+    }
+}
+
+Test(driver, a_wake_of_kv_that_fails_does_not_take_the_weights)
+{
+    for (int aug = 0; aug < 2; aug++) {
+        for (enum fate fate = FATE_ERROR; fate <= FATE_DONE_ERROR; fate++) {
+            struct rig rig;
+            open_as(&rig, false);
+            rig.server.aug = aug;
+            attach(&rig);
+            cr_assert_eq(world_do(&rig.w, "sleep 1")->status, KVB_OK);
+            cr_assert_eq(world_do(&rig.w, "wake weights")->status, KVB_OK);
+            rig.server.ncalls = 0;
+            rig.server.fate = fate;
+            rig.server.fail_at = 1;
+            rig.server.fail_times = 1;
+            (void)world_do(&rig.w, "wake kv_cache");
+            expect_true(&rig);
+            sim_advance(&rig.w.sim, 10000);
+            for (uint32_t i = 0; i < rig.server.ncalls && i < CALLS_MAX; i++) {
+                cr_assert_neq(strncmp(rig.server.calls[i], "/sleep", 6), 0, "fate %d", (int)fate);
+            }
+            recover(&rig);
+            close_rig(&rig);
+        }
     }
 }
 
