@@ -441,7 +441,7 @@ static char *play(void *ctx, const char *path, const char *body, int *status_p)
         for (uint32_t i_ = 1; !(condition); i_++) {                                                \
             cr_assert(real_now_ns() < end_, "place %zx: never: %s", fail_calls_place(),            \
                       #condition);                                                                 \
-            real_step(&(played)->loop, kvb_deadline_in_ms(&kvb_clock_real, 4));                    \
+            real_step(&(played)->loop, kvb_deadline_in_ms(&kvb_clock_real, 1));                    \
             if (i_ % 4 == 0) {                                                                     \
                 jumped_ns += (seconds)*KVB_NS_PER_S;                                               \
                 (played)->loop.due_ns = 0;                                                         \
