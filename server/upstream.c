@@ -54,6 +54,7 @@ kvb_status_t kvp_upstream_create(const struct kvp_config *config, struct kvb_met
         .connect_ms = config->upstream_connect_timeout,
         .ca_file = config->upstream_ca_file,
         .idle_ms = config->upstream_idle_timeout,
+        .receive_ms = config->receive_timeout,
     };
     if (config->upstream[0] == '\0' && config->nengines == 0) {
         return KVB_OK;

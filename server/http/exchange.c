@@ -460,8 +460,7 @@ static enum MHD_Result whole(struct kvp_exchange *exchange)
     pthread_mutex_unlock(&http->lock);
     exchange->owed = true;
     if (exchange->pass != NULL) {
-        kvp_pass_whole(exchange);
-        return kvp_pass_answer(exchange);
+        return kvp_pass_whole(exchange);
     }
     if (exchange->http_status == 0) {
         check_room(exchange);

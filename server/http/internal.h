@@ -147,7 +147,7 @@ const struct kvp_route *kvp_pass_route(const struct kvp_http *http, const char *
 void kvp_pass_begin(struct kvp_exchange *exchange, const char *method);
 /* *len: what is left. NO: the connection ends. */
 enum MHD_Result kvp_pass_body(struct kvp_exchange *exchange, const char *data, size_t *len);
-void kvp_pass_whole(struct kvp_exchange *exchange);
+enum MHD_Result kvp_pass_whole(struct kvp_exchange *exchange);  /* the request */
 enum MHD_Result kvp_pass_answer(struct kvp_exchange *exchange); /* if it is there */
 void kvp_pass_ended(struct kvp_exchange *exchange);             /* if it was one */
 

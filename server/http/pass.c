@@ -72,19 +72,13 @@ const struct kvp_route *kvp_pass_route(const struct kvp_http *http, const char *
                                        const char *path, size_t len)
 {
     static const char own[] = "/v1/kvplane";
-    static const char *const harmless[] = {"GET", "HEAD", "OPTIONS"};
 
     if (http->config.proxy == NULL || len == 0 || *path != '/' ||
         strcmp(method, MHD_HTTP_METHOD_CONNECT) == 0 || !one_reading(path, len) ||
         (len >= sizeof own - 1 && memcmp(path, own, sizeof own - 1) == 0)) {
         return NULL;
     }
-    for (size_t i = 0; i < sizeof harmless / sizeof harmless[0]; i++) {
-        if (strcmp(method, harmless[i]) == 0) {
-            return &passed[KVP_ROLE_READ];
-        }
-    }
-    return &passed[kvp_proxy_generates(method, path) ? KVP_ROLE_READ : KVP_ROLE_ADMIN];
+    return &passed[kvp_proxy_changes(method, path) ? KVP_ROLE_ADMIN : KVP_ROLE_READ];
 }
 
 struct head {
@@ -144,6 +138,30 @@ static bool is_one_of(const char *name, const char *const *names, size_t n)
     return false;
 }
 
+/* The newest are what somebody near has seen: where there are too many, the oldest make room. */
+static void append_forwarded(struct head *head, const char *text)
+{
+    char *list = head->forwarded;
+    size_t used = strlen(list);
+    size_t len = strlen(text);
+    const char *cut = list;
+
+    while (len + 1 > FROM_MAX) {
+        const char *comma = strchr(text, ',');
+        text = comma != NULL ? comma + 1 : text + len;
+        text += strspn(text, " ");
+        len = strlen(text);
+    }
+    while (cut < list + used && (size_t)(list + used - cut) + 2 + len + 1 > FROM_MAX) {
+        const char *comma = strchr(cut, ',');
+        cut = comma != NULL ? comma + 1 : list + used;
+        cut += strspn(cut, " ");
+    }
+    used -= (size_t)(cut - list);
+    memmove(list, cut, used + 1);
+    (void)snprintf(list + used, FROM_MAX - used, "%s%s", used > 0 && len > 0 ? ", " : "", text);
+}
+
 static enum MHD_Result take_header(void *arg, enum MHD_ValueKind kind, const char *name,
                                    const char *value)
 {
@@ -159,9 +177,7 @@ static enum MHD_Result take_header(void *arg, enum MHD_ValueKind kind, const cha
         return MHD_YES;
     }
     if (strcasecmp(name, "X-Forwarded-For") == 0) {
-        size_t used = strlen(head->forwarded);
-        (void)snprintf(head->forwarded + used, sizeof head->forwarded - used, "%s%s",
-                       used > 0 ? ", " : "", value);
+        append_forwarded(head, value);
         return MHD_YES;
     }
     if (strcasecmp(name, MHD_HTTP_HEADER_AUTHORIZATION) == 0) {
@@ -191,11 +207,7 @@ static void add_forwarded(struct head *head)
     } else if (as.any != NULL && as.any->sa_family == AF_INET6) {
         (void)inet_ntop(AF_INET6, &as.v6->sin6_addr, from, sizeof from);
     }
-    size_t used = strlen(head->forwarded);
-    if (from[0] != '\0' && used + 2 + strlen(from) < sizeof head->forwarded) {
-        (void)snprintf(head->forwarded + used, sizeof head->forwarded - used, "%s%s",
-                       used > 0 ? ", " : "", from);
-    }
+    append_forwarded(head, from);
     if (head->forwarded[0] != '\0') {
         add(head, "X-Forwarded-For", head->forwarded);
     }
@@ -251,6 +263,19 @@ static void refuse(struct kvp_exchange *exchange, const struct kvp_proxy_refusal
     exchange->retry_after_s = refusal->retry_after_s;
 }
 
+static bool has_room(struct kvp_exchange *exchange)
+{
+    const struct kvp_connections *connections = &exchange->http->connections;
+
+    if (connections->counts[KVP_CONNECTION_PASSING] < connections->max / 2) {
+        return true;
+    }
+    kvp_exchange_refuse(exchange, 503, NULL,
+                        "too many connections wait for the engine's server; try again");
+    exchange->retry_after_s = 1;
+    return false;
+}
+
 void kvp_pass_begin(struct kvp_exchange *exchange, const char *method)
 {
     struct kvp_http *http = exchange->http;
@@ -258,10 +283,7 @@ void kvp_pass_begin(struct kvp_exchange *exchange, const char *method)
     struct kvp_proxy_refusal refusal;
     struct head head = {.exchange = exchange};
 
-    if (http->connections.counts[KVP_CONNECTION_PASSING] >= http->connections.max / 2) {
-        kvp_exchange_refuse(exchange, 503, NULL,
-                            "too many connections wait for the engine's server; try again");
-        exchange->retry_after_s = 1;
+    if (!has_room(exchange)) {
         return;
     }
     name_instance(exchange);
@@ -291,7 +313,9 @@ void kvp_pass_begin(struct kvp_exchange *exchange, const char *method)
         refuse(exchange, &refusal);
         return;
     }
-    kvp_exchange_enters(exchange, KVP_CONNECTION_PASSING);
+    if (call.body_len == 0 || call.body_len > KVP_PROXY_SMALL) { /* it begins at once */
+        kvp_exchange_enters(exchange, KVP_CONNECTION_PASSING);
+    }
 }
 
 enum MHD_Result kvp_pass_body(struct kvp_exchange *exchange, const char *data, size_t *len)
@@ -300,10 +324,18 @@ enum MHD_Result kvp_pass_body(struct kvp_exchange *exchange, const char *data, s
     return kvp_proxy_dropped(exchange->pass) <= KVP_HTTP_DISCARD_MAX ? MHD_YES : MHD_NO;
 }
 
-void kvp_pass_whole(struct kvp_exchange *exchange)
+enum MHD_Result kvp_pass_whole(struct kvp_exchange *exchange)
 {
+    if (exchange->connection->state == KVP_CONNECTION_RECEIVING) {
+        if (!has_room(exchange)) {
+            kvp_pass_ended(exchange);
+            return kvp_exchange_answer(exchange);
+        }
+        kvp_exchange_enters(exchange, KVP_CONNECTION_PASSING);
+    }
     kvp_proxy_sent(exchange->pass);
     exchange->phase = KVP_PASSING;
+    return kvp_pass_answer(exchange);
 }
 
 /* ---- the answer ---- */

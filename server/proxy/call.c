@@ -175,6 +175,7 @@ static struct kvp_proxy_call *make(const struct kvp_proxy_head *head)
     call->small = head->body_len <= KVP_PROXY_SMALL;
     call->sent = head->body_len == 0;
     call->generates = kvp_proxy_generates(head->method, head->target);
+    call->repeatable = !call->generates && !kvp_proxy_changes(head->method, head->target);
     (void)snprintf(call->instance, sizeof call->instance, "%s", head->instance);
     kvb_mutex_init(&call->lock, "proxy-call");
     kvb_list_init(&call->posted);

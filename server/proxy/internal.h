@@ -19,7 +19,6 @@
  * server's) and the proxy's own, and is gone when both have let go of it: kvp_proxy_end() and
  * `finished`. Order of locks: a call's, then the proxy's.
  */
-#define KVP_PROXY_SMALL  (64u << 10)  /* a body of up to so many bytes is sent when it is whole */
 #define KVP_PROXY_BUFFER (128u << 10) /* bytes on the way, of each direction of a call */
 
 /* A ring that grows; empty, it begins at its front again, so that little is little memory. */
@@ -33,6 +32,7 @@ struct kvp_target {
     char name[KVB_NAME_MAX]; /* immutable */
     char *url;               /* immutable */
     uint32_t calls;          /* guarded by proxy->lock: that are with it, running or held for it */
+    uint64_t unreached_ns;   /* guarded by proxy->lock: when it last was not reached; 0: never */
 };
 
 enum kvp_post {
@@ -53,7 +53,8 @@ struct kvp_proxy_call {
     uint64_t body_len;
     bool has_length;
     bool generates;
-    bool small; /* its body is sent when it is whole */
+    bool repeatable; /* that it may arrive twice */
+    bool small;      /* its body is sent when it is whole */
     int client_fd;
     /* guarded by proxy->lock */
     struct kvb_list posted; /* in proxy->posted; empty: it is not */
@@ -85,7 +86,11 @@ struct kvp_proxy_call {
     struct kvb_list dirty; /* in dirty; empty: it is not */
     CURL *easy;            /* NULL: there is no transfer */
     uint64_t begun_ns;
+    uint64_t tried_ns; /* when it first went to a server */
     uint64_t byte_ns; /* the last byte either way, or the end of a wait that was not the server's */
+    uint64_t starved_ns; /* since when its client is waited for; 0: it is not */
+    uint64_t waited_ns;  /* for its client, before that, and for less than KVP_PROXY_SMALL bytes: */
+    uint64_t fed;
     bool held;
     bool over; /* it is finished when what it has become was told */
 };
@@ -175,6 +180,8 @@ curl_socket_t kvp_proxy_open_socket(void *proxy, curlsocktype purpose,
 int kvp_proxy_close_socket(void *proxy, curl_socket_t fd);
 /* Its waiter is to look at it, when this turn's work is done. over: nothing more comes. */
 void kvp_call_touch(struct kvp_proxy_call *call, bool over);
+/* Its target was not reached, and nothing of it was sent: another one takes it. False: none can. */
+bool kvp_call_elsewhere(struct kvp_proxy_call *call);
 /* Ends it from our side: refused if its answer has not begun, else broken. error: a word, for
  * metrics; NULL: it is none. */
 void kvp_call_fail(struct kvp_proxy_call *call, const struct kvp_proxy_refusal *refusal,

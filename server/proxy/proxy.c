@@ -290,6 +290,7 @@ static void admit_again(struct kvp_proxy_call *call)
     switch (admission) {
     case KVP_ADMITTED:
         kvb_list_push_back(&proxy->running, &call->link);
+        call->tried_ns = proxy->now_ns;
         kvp_transfer_start(call);
         return;
     case KVP_HOLD:
@@ -301,6 +302,28 @@ static void admit_again(struct kvp_proxy_call *call)
         return;
     }
     KVB_UNREACHABLE("admission");
+}
+
+bool kvp_call_elsewhere(struct kvp_proxy_call *call)
+{
+    struct kvp_proxy *proxy = call->proxy;
+    struct kvp_proxy_refusal refusal;
+    struct kvp_target *target = NULL;
+
+    kvb_mutex_lock(&proxy->lock);
+    call->target->unreached_ns = proxy->now_ns;
+    /* One that was not reached since then is not tried again, so this comes to an end. */
+    bool other =
+        call->instance[0] == '\0' &&
+        kvp_proxy_admit_locked(proxy, "", call->generates, &target, &refusal) == KVP_ADMITTED &&
+        target->unreached_ns < call->tried_ns;
+    kvp_proxy_put_target_locked(proxy, other ? call->target : target);
+    call->target = other ? target : call->target;
+    kvb_mutex_unlock(&proxy->lock);
+    if (other) {
+        kvp_transfer_start(call);
+    }
+    return other;
 }
 
 static void end_call(struct kvp_proxy_call *call)
@@ -384,12 +407,29 @@ static bool servers_turn(struct kvp_proxy_call *call)
     return turn;
 }
 
+/* As the HTTP server does with who sends a request too slowly. */
+static void shut_client(struct kvp_proxy_call *call)
+{
+    kvb_mutex_lock(&call->lock);
+    call->left = true;
+    if (!call->ended && call->client_fd >= 0) { /* it is not another's yet */
+        (void)shutdown(call->client_fd, SHUT_RDWR);
+    }
+    kvb_mutex_unlock(&call->lock);
+    KVB_LOG_LIMITED(WARN, "a request was not passed on: its body did not come in time");
+    kvp_call_fail(call, NULL, "client");
+}
+
 static void check_running(struct kvp_proxy_call *call, uint64_t now_ns)
 {
     struct kvp_proxy_refusal refusal;
     uint64_t bound_ns = call->proxy->config.idle_ms * KVB_NS_PER_MS;
+    uint64_t receive_ns = call->proxy->config.receive_ms * KVB_NS_PER_MS;
 
-    if (bound_ns > 0 && now_ns - call->byte_ns > bound_ns && servers_turn(call)) {
+    if (receive_ns > 0 && call->starved_ns != 0 &&
+        call->waited_ns + (now_ns - call->starved_ns) > receive_ns) {
+        shut_client(call);
+    } else if (bound_ns > 0 && now_ns - call->byte_ns > bound_ns && servers_turn(call)) {
         kvp_refusal_set(&refusal, 504, 0, "timeout",
                         "the engine's server has sent nothing for too long "
                         "(upstream-idle-timeout): %s",

@@ -53,6 +53,7 @@ struct kvp_proxy_config {
     uint64_t connect_ms; /* bound of connecting, and of TLS */
     const char *ca_file; /* of https; "": the system's */
     uint64_t idle_ms;    /* bound between two bytes of a server; 0: none */
+    uint64_t receive_ms; /* bound of waiting for KVP_PROXY_SMALL more bytes of a client; 0: none */
 };
 
 /* Its thread runs. NO_MEMORY, LIMIT, IO; logged. */
@@ -89,6 +90,8 @@ void kvp_proxy_tell(struct kvp_proxy *proxy, const char *instance, enum kvp_targ
 
 /* Would it make an engine compute? method and path of a request; what is not known does not. */
 bool kvp_proxy_generates(const char *method, const char *path);
+/* Might it change anything of an engine's server? A generation does not. */
+bool kvp_proxy_changes(const char *method, const char *path);
 
 /* A name and its value, which point into one text. */
 struct kvp_proxy_header {
@@ -96,7 +99,8 @@ struct kvp_proxy_header {
     const char *value;
 };
 
-#define KVP_PROXY_LENGTH_UNKNOWN UINT64_MAX /* of a body; it is sent in chunks */
+#define KVP_PROXY_LENGTH_UNKNOWN UINT64_MAX  /* of a body; it is sent in chunks */
+#define KVP_PROXY_SMALL          (64u << 10) /* a body of up to so many bytes is sent when whole */
 
 /* One request. All of it is copied. */
 struct kvp_proxy_head {

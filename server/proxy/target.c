@@ -13,6 +13,7 @@
 
 #define RETRY_PAUSED_S 1
 #define RETRY_ASLEEP_S 5
+#define UNREACHED_NS   KVB_NS_PER_S /* for so long one that was not reached is the last choice */
 
 bool kvp_gate_parse(const char *text, enum kvp_gate *gate_p)
 {
@@ -29,6 +30,28 @@ bool kvp_gate_parse(const char *text, enum kvp_gate *gate_p)
 
 /* ---- what makes an engine compute ---- */
 
+/* As the server will read it; one that is longer than any that is known, or not well coded, is "".
+ */
+static void read_path(const char *path, char plain[64])
+{
+    if (kvb_percent_decode(path, strcspn(path, "?"), false, plain, 64) != KVB_OK) {
+        plain[0] = '\0';
+    }
+    for (size_t len = strlen(plain); len > 1 && plain[len - 1] == '/'; len--) {
+        plain[len - 1] = '\0';
+    }
+}
+
+static bool is_one_of(const char *word, const char *const *words, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(word, words[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool kvp_proxy_generates(const char *method, const char *path)
 {
     static const char *const paths[] = {
@@ -42,21 +65,37 @@ bool kvp_proxy_generates(const char *method, const char *path)
         "/invocations",
         /* SGLang's */
         "/encode", "/generate_from_file", "/vertex_generate"};
-    char plain[64]; /* as the server will read it; a longer one is none of these */
+    char plain[64];
     bool acts = strcmp(method, "POST") == 0 || strcmp(method, "PUT") == 0; /* SGLang takes both */
-    if (!acts ||
-        kvb_percent_decode(path, strcspn(path, "?"), false, plain, sizeof plain) != KVB_OK) {
-        return false;
+
+    read_path(path, plain);
+    return acts && is_one_of(plain, paths, sizeof paths / sizeof paths[0]);
+}
+
+bool kvp_proxy_changes(const char *method, const char *path)
+{
+    static const char *const harmless[] = {"GET", "HEAD", "OPTIONS"};
+    /* What SGLang does when it is asked by GET, too. */
+    static const char *const effects[] = {"/start_profile",
+                                          "/stop_profile",
+                                          "/slow_down",
+                                          "/open_session",
+                                          "/close_session",
+                                          "/configure_logging",
+                                          "/freeze_gc",
+                                          "/set_trace_level",
+                                          "/weights_checker",
+                                          "/clear_hicache_storage_backend",
+                                          "/start_expert_distribution_record",
+                                          "/stop_expert_distribution_record",
+                                          "/dump_expert_distribution_record"};
+    char plain[64];
+
+    if (!is_one_of(method, harmless, sizeof harmless / sizeof harmless[0])) {
+        return !kvp_proxy_generates(method, path);
     }
-    for (size_t len = strlen(plain); len > 1 && plain[len - 1] == '/'; len--) {
-        plain[len - 1] = '\0';
-    }
-    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-        if (strcmp(plain, paths[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
+    read_path(path, plain);
+    return is_one_of(plain, effects, sizeof effects / sizeof effects[0]);
 }
 
 /* ---- targets ---- */
@@ -293,10 +332,19 @@ static enum kvp_target_state state_of(const struct choice *choice)
     return choice->told != NULL ? choice->told->state : KVP_TARGET_RUNNING;
 }
 
-static bool better(const struct choice *a, const struct choice *b)
+static bool away(const struct kvp_proxy *proxy, const struct choice *choice)
+    KVB_REQUIRES(proxy->lock)
 {
-    unsigned bad_a = badness(state_of(a)) + (a->told != NULL && a->told->gone ? 3 : 0);
-    unsigned bad_b = badness(state_of(b)) + (b->told != NULL && b->told->gone ? 3 : 0);
+    uint64_t unreached_ns = choice->target->unreached_ns;
+    return (choice->told != NULL && choice->told->gone) ||
+           (unreached_ns != 0 && kvb_now_ns(proxy->config.clock) - unreached_ns < UNREACHED_NS);
+}
+
+static bool better(const struct kvp_proxy *proxy, const struct choice *a, const struct choice *b)
+    KVB_REQUIRES(proxy->lock)
+{
+    unsigned bad_a = badness(state_of(a)) + (away(proxy, a) ? 3 : 0);
+    unsigned bad_b = badness(state_of(b)) + (away(proxy, b) ? 3 : 0);
     return bad_a != bad_b ? bad_a < bad_b : a->target->calls < b->target->calls;
 }
 
@@ -317,7 +365,7 @@ static struct choice choose_locked(struct kvp_proxy *proxy, const char *instance
     {
         struct choice each = {.target = kvb_container_of(link, struct kvp_target, link)};
         each.told = state_locked(proxy, each.target, "");
-        if (best.target == NULL || better(&each, &best)) {
+        if (best.target == NULL || better(proxy, &each, &best)) {
             best = each;
         }
     }
@@ -360,6 +408,8 @@ enum kvp_admission kvp_proxy_admit_locked(struct kvp_proxy *proxy, const char *i
     enum kvp_gate gate = generates ? gate_of(proxy, state) : KVP_GATE_PASS;
     if (gate == KVP_GATE_PASS) {
         choice.target->calls++;
+        kvb_list_remove(&choice.target->link); /* the next one, of equals, goes to another */
+        kvb_list_push_back(&proxy->targets, &choice.target->link);
         *target_p = choice.target;
         return KVP_ADMITTED;
     }

@@ -10,10 +10,22 @@
 #include <string.h>
 
 #define CHUNK (64l << 10) /* bytes that libcurl asks for at once: fewer than a ring has */
+/* Connections that have been idle for longer are not used again: uvicorn, and so vLLM and SGLang,
+ * close them after 5 s, and what is sent at that moment is lost. libcurl adds up to a second. */
+#define IDLE_S 3l
 
 static void touch_byte(struct kvp_proxy_call *call)
 {
     call->byte_ns = call->proxy->now_ns;
+}
+
+/* For a moment at least its client is not waited for. */
+static void end_starving(struct kvp_proxy_call *call)
+{
+    if (call->starved_ns != 0) {
+        call->waited_ns += call->proxy->now_ns - call->starved_ns;
+        call->starved_ns = 0;
+    }
 }
 
 /* ---- what libcurl calls ---- */
@@ -28,8 +40,14 @@ static size_t on_read(char *data, size_t size, size_t n, void *ctx)
     bool starved = call->starved;
     kvb_mutex_unlock(&call->lock);
     touch_byte(call);
+    end_starving(call);
     if (starved) {
+        call->starved_ns = call->proxy->now_ns;
         return CURL_READFUNC_PAUSE;
+    }
+    call->fed += taken;
+    if (call->fed >= KVP_PROXY_SMALL) {
+        call->fed = call->waited_ns = 0;
     }
     if (taken > 0) {
         call->proxy->sent_bytes += taken;
@@ -93,6 +111,26 @@ static size_t on_header(char *line, size_t size, size_t n, void *ctx)
     return call->fields.bad ? 0 : len; /* which libcurl takes for an error */
 }
 
+static bool sent_nothing(CURL *easy)
+{
+    long size = 1; /* of all that was written, on any connection */
+    return curl_easy_getinfo(easy, CURLINFO_REQUEST_SIZE, &size) == CURLE_OK && size == 0;
+}
+
+/* There is a connection. libcurl tries again with another one where the one that it had used again
+ * ends unanswered; but its server may have done by then what it was asked for. */
+static int on_connection(void *ctx, char *to, char *from, int to_port, int from_port)
+{
+    struct kvp_proxy_call *call = ctx;
+
+    (void)to;
+    (void)from;
+    (void)to_port;
+    (void)from_port;
+    return call->repeatable || sent_nothing(call->easy) ? CURL_PREREQFUNC_OK
+                                                        : CURL_PREREQFUNC_ABORT;
+}
+
 /* ---- beginning ---- */
 
 static CURL *take_easy(struct kvp_proxy *proxy)
@@ -110,6 +148,8 @@ static CURL *take_easy(struct kvp_proxy *proxy)
         curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK &&
         curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1) == CURLE_OK &&
         curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, IDLE_S) == CURLE_OK &&
+        curl_easy_setopt(easy, CURLOPT_PREREQFUNCTION, on_connection) == CURLE_OK &&
         curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, CHUNK) == CURLE_OK &&
         curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)proxy->config.connect_ms) ==
             CURLE_OK &&
@@ -167,6 +207,7 @@ static bool set_up(CURL *easy, struct kvp_proxy_call *call)
            curl_easy_setopt(easy, CURLOPT_REQUEST_TARGET, call->path) == CURLE_OK &&
            curl_easy_setopt(easy, CURLOPT_HTTPHEADER, call->lines) == CURLE_OK &&
            curl_easy_setopt(easy, CURLOPT_PRIVATE, call) == CURLE_OK &&
+           curl_easy_setopt(easy, CURLOPT_PREREQDATA, call) == CURLE_OK &&
            curl_easy_setopt(easy, CURLOPT_READDATA, call) == CURLE_OK &&
            curl_easy_setopt(easy, CURLOPT_WRITEDATA, call) == CURLE_OK &&
            curl_easy_setopt(easy, CURLOPT_HEADERDATA, call) == CURLE_OK &&
@@ -200,6 +241,7 @@ void kvp_transfer_go_on(struct kvp_proxy_call *call)
 {
     if (call->easy != NULL) {
         touch_byte(call);
+        end_starving(call);
         (void)curl_easy_pause(call->easy, CURLPAUSE_CONT);
     }
 }
@@ -236,6 +278,8 @@ static const struct failure {
     {CURLE_SEND_ERROR, 502, "closed", "the engine's server broke the connection off unanswered"},
     {CURLE_SEND_FAIL_REWIND, 502, "closed",
      "the engine's server broke the connection off unanswered"},
+    {CURLE_ABORTED_BY_CALLBACK, 502, "closed", /* on_connection() */
+     "the engine's server closed the connection unanswered"},
     {CURLE_OUT_OF_MEMORY, 503, "memory", "out of memory; try again"},
 };
 static const struct failure malformed = {
@@ -257,6 +301,7 @@ static void transfer_ended(struct kvp_proxy_call *call, CURLcode code)
 {
     struct kvp_proxy_refusal refusal;
     const struct failure *failure = failure_of(code);
+    bool unreached = code != CURLE_OK && code != CURLE_OUT_OF_MEMORY && sent_nothing(call->easy);
 
     kvp_transfer_stop(call);
     if (code == CURLE_OK && call->headed) {
@@ -270,8 +315,12 @@ static void transfer_ended(struct kvp_proxy_call *call, CURLcode code)
         kvp_call_fail(call, NULL, "broken");
         return;
     }
-    KVB_LOG_LIMITED(WARN, "a request was not passed on", KVB_STR("url", call->target->url),
-                    KVB_STR("why", curl_easy_strerror(code)));
+    KVB_LOG_LIMITED(
+        WARN, unreached ? "an engine's server was not reached" : "a request was not passed on",
+        KVB_STR("url", call->target->url), KVB_STR("why", curl_easy_strerror(code)));
+    if (unreached && kvp_call_elsewhere(call)) {
+        return;
+    }
     kvp_refusal_set(&refusal, failure->http_status, failure->http_status == 503 ? 1 : 0,
                     failure->kind, "%s: %s", failure->message, call->target->url);
     kvp_call_fail(call, &refusal, failure->kind);

@@ -12,6 +12,7 @@ import time
 import unittest
 import zlib
 
+import fake_servers
 import harness
 import recording
 from authority import Authority
@@ -96,6 +97,13 @@ def value(headers, name):
 
 def values(headers, name):
     return [v for n, v in headers if n.lower() == name.lower()]
+
+
+def established(port):
+    """Connections to it that have no end yet, as this machine sees them."""
+    with open("/proc/net/tcp", encoding="ascii") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    return [row for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"]
 
 
 def chunk(data):
@@ -220,6 +228,17 @@ class Messages(Passthrough):
                          *HOPS):
                 self.assertEqual(values(seen, name), [], f"{method}: {name}")
 
+    def test_where_a_request_came_from_last_is_never_what_is_left_out(self):
+        upstream = self.upstream()
+        daemon = self.serve(upstream)
+        for given in (["6.6.6.6"] * 57, ["6.6.6.6"] * 300, ["x" * 505], ["y" * 1000], ["z" * 600, "7.7.7.7"]):
+            self.assertEqual(self.ask(daemon, "GET", "/x", headers=[("X-Forwarded-For", ", ".join(given))])[0], 200)
+            seen, = values(upstream.seen.get(timeout=harness.DEADLINE_S)[1], "X-Forwarded-For")
+            seen = seen.split(", ")
+            self.assertEqual(seen[-1], "127.0.0.1")
+            self.assertEqual(seen[:-1], given[len(given) - len(seen) + 1:])
+            self.assertGreater(len(seen), 45 if len(given) > 2 else len(given) - 1)
+
     def test_an_answer_arrives_as_it_was_but_for_what_is_of_the_connection(self):
         def answer(wire, first, _headers):
             status = first.split()[1].removeprefix("/")
@@ -260,6 +279,8 @@ class Messages(Passthrough):
                 ("POST", "/pause//", 404), ("POST", "/%", 400), ("CONNECT", "us:80", 404), ("OPTIONS", "*", 404),
                 ("POST", "/pause#x", 400), ("POST", "/x#", 400)):
             self.assertEqual(self.ask(daemon, method, target)[0], status, f"{method} {target}")
+        for target in ("/slow_down", "/start_profile?x", "/%6fpen_session/"):  # an image of a page would be enough
+            self.assertEqual(self.ask(daemon, "GET", target, headers=[("Sec-Fetch-Site", "cross-site")])[0], 403, target)
         self.assertEqual(self.ask(daemon, "GET", "http://us/seen")[0], 200)
         self.assertEqual(upstream.seen.get(timeout=harness.DEADLINE_S)[0], "GET /seen HTTP/1.1")
         self.assertTrue(upstream.seen.empty())
@@ -297,8 +318,37 @@ class Messages(Passthrough):
         daemon = self.serve(upstream)
         for i in range(20):
             self.assertEqual(self.ask(daemon, "POST", "/x", b"%d" % i)[::2], (200, b"%d" % i))
+            harness.until("its end has arrived", lambda: not established(upstream.port))
         harness.until("all are counted", lambda: daemon.metric(
             "kvplane_upstream_requests_total", instance="-", code="2xx") == 20)
+        self.assertEqual(upstream.seen.qsize(), 20)
+
+    def test_a_question_is_asked_again_where_its_connection_ends_unanswered(self):
+        lost = []
+        upstream = self.upstream(lambda wire, first, headers:
+                                 not ("/lost" in first and lost and lost.pop()) and ok(wire, first, headers))
+        daemon = self.serve(upstream)
+
+        def asked_again():  # a connection that has been idle for too long would not be used
+            lost.append(True)
+            self.assertEqual(self.ask(daemon, "GET", "/warm")[0], 200)
+            return self.ask(daemon, "GET", "/lost")[0] == 200
+        harness.until("it is answered", asked_again)
+        self.assertEqual(lost, [])
+
+    def test_what_may_not_happen_twice_is_sent_once(self):
+        def answer(wire, first, headers):
+            return "/dies" not in first and ok(wire, first, headers)
+        upstream = self.upstream(answer)
+        daemon = self.serve(upstream)
+        for method, target, body in (("POST", "/dies", b"{}"), ("POST", "/dies", b""), ("PUT", "/dies", b"x" * 100000),
+                                     ("DELETE", "/dies", b""), ("POST", "/v1/completions?/dies", b"{}"),
+                                     ("GET", "/slow_down?/dies", b"")):
+            self.assertEqual(self.ask(daemon, "GET", "/warm")[0], 200)
+            self.refused(self.ask(daemon, method, target, body), 502, "unanswered")
+            self.assertEqual([upstream.seen.get(timeout=harness.DEADLINE_S)[0] for _ in range(2)],
+                             ["GET /warm HTTP/1.1", f"{method} {target} HTTP/1.1"])
+            self.assertTrue(upstream.seen.empty(), f"{method}: {upstream.seen.queue}")
 
     def test_an_answer_that_comes_before_the_body_ends_is_given(self):
         def answer(wire, _first, _headers):
@@ -549,6 +599,43 @@ class Failures(Passthrough):
         self.refused(self.ask(daemon, "GET", "/x"), 502, "cannot be reached", str(port))
         self.errors(daemon, "connect")
 
+    def test_a_body_that_does_not_come_holds_no_place(self):
+        daemon = self.serve(self.upstream(), "--receive-timeout", "1s", "--upstream-requests-max", "1")
+        for length in (2, 65536, 65537):
+            wire = self.connect(daemon)
+            wire.send(f"POST /x HTTP/1.1\r\nHost: us\r\nContent-Length: {length}\r\n\r\nx")
+            wire.sock.settimeout(0.05)
+
+            def shut(wire=wire, length=length):
+                self.ask(daemon, "POST", "/x", b"y")  # one more that comes
+                with contextlib.suppress(TimeoutError):
+                    if length > 65536:
+                        wire.send("x")  # it still comes, but too slowly
+                    return not wire.take()
+            with contextlib.suppress(ConnectionError):
+                harness.until("it is shut", shut)
+            harness.until("its place is another's", lambda: self.ask(daemon, "POST", "/x", b"y")[::2] == (200, b"y"))
+
+    def test_those_that_wait_for_the_server_leave_room_for_others(self):
+        go = threading.Event()
+        self.addCleanup(go.set)
+        upstream = self.upstream(lambda *args: go.wait(harness.DEADLINE_S) and ok(*args))
+        daemon = self.serve(upstream, "--connections-max", "16")
+        wires = [self.connect(daemon) for _ in range(9)]
+        for wire in wires:  # half of them may wait, but none does yet
+            wire.send("POST /x HTTP/1.1\r\nHost: us\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n")
+            self.assertEqual(wire.head()[0], "HTTP/1.1 100 Continue")
+        for wire in wires[:8]:
+            wire.send("x")
+            upstream.seen.get(timeout=harness.DEADLINE_S)
+        wires[8].send("x")
+        self.refused(self.answer(wires[8]), 503, "too many connections")
+        self.refused(self.ask(daemon, "GET", "/x"), 503, "too many connections")
+        self.assertEqual(daemon.get("/livez")[0], 200)
+        go.set()
+        for wire in wires[:8]:
+            self.assertEqual(self.answer(wire)[::2], (200, b"x"))
+
     def test_a_connection_that_is_not_taken_in_time_is_504(self):
         with socket.socket() as listener, contextlib.ExitStack() as stack:
             listener.bind(("127.0.0.1", 0))
@@ -681,6 +768,32 @@ class Gate(Passthrough):
         self.assertEqual(self.ask(daemon, *self.GENERATION)[0], 200)
 
 
+class Several(Passthrough):
+    """Servers of engines that no daemon drives: what they say of themselves is not asked for."""
+
+    def test_what_one_server_cannot_take_another_one_does(self):
+        servers = [fake_servers.Vllm(name=f"v{i}") for i in range(2)]
+        daemon = self.daemon(*(arg for each in servers for arg in ("--engine", f"vllm={each.name}@{each.url}")),
+                             "--engine-health-interval", "10m")
+        for each in servers:
+            self.addCleanup(each.close)
+            harness.until("it is attached", lambda each=each: daemon.get(
+                f"/v1/kvplane/instances/{each.name}")[1].get("attached"))
+        harness.until("both run", lambda: daemon.get("/readyz")[0] == 200)
+        for _ in range(10):
+            self.assertEqual(self.ask(daemon, *Gate.GENERATION)[0], 200)
+        self.assertEqual([each.generated for each in servers], [5, 5])  # equals take turns
+        servers[0].fault("/v1/completions", "break")  # what one may have begun is no other's
+        self.assertEqual(sorted(self.ask(daemon, *Gate.GENERATION)[0] for _ in range(2)), [200, 502])
+        servers[0].heal()
+        servers[0].die()
+        for body in (b"{}", b'{"x": "%s"}' % (b"x" * 100000)) * 5:
+            self.assertEqual(self.ask(daemon, "POST", "/v1/completions", body)[0], 200)
+        self.assertEqual(self.ask(daemon, "POST", "/v1/completions", b"{}", [("X-Kvplane-Instance", "v0")])[0], 502)
+        servers[1].die()
+        self.assertEqual(self.ask(daemon, *Gate.GENERATION)[0], 502)
+
+
 class Tls(Passthrough):
     def test_a_server_by_tls_is_believed_by_its_authority_alone(self):
         authority, other = Authority(self.directory, "one"), Authority(self.directory, "other")
@@ -715,6 +828,8 @@ class Tokens(Passthrough):
                 ("GET", "/x", [("Authorization", "Bearer other")], 401, None),
                 ("GET", "/x", [("Authorization", f"Bearer {READER}")], 200, ["Bearer engines"]),
                 ("POST", "/v1/completions", [("Authorization", f"Bearer {READER}")], 200, ["Bearer engines"]),
+                ("GET", "/start_profile", [("Authorization", f"Bearer {READER}")], 403, None),
+                ("GET", "/start_profile", [("Authorization", f"Bearer {ADMIN}")], 200, ["Bearer engines"]),
                 ("POST", "/x", [("Authorization", f"Bearer {READER}")], 403, None),
                 ("POST", "/x", [("Authorization", f"Bearer {ADMIN}")], 200, ["Bearer engines"]),
                 ("POST", "/x", [("Authorization", "Bearer own"), ("X-Kvplane-Token", ADMIN)], 200, ["Bearer own"]),

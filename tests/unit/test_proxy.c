@@ -256,6 +256,55 @@ Test(proxy, of_several_servers_the_one_that_runs_and_has_least_to_do)
     finish();
 }
 
+static uint64_t hand_ns = KVB_NS_PER_S;
+
+static uint64_t read_hand(void *ctx)
+{
+    (void)ctx;
+    return hand_ns;
+}
+
+static const struct kvb_clock by_hand = {.now_ns = read_hand};
+
+static struct kvp_target *find(const char *name)
+{
+    kvb_list_each(&proxy->targets, link)
+    {
+        struct kvp_target *target = kvb_container_of(link, struct kvp_target, link);
+        if (strcmp(target->name, name) == 0) {
+            return target;
+        }
+    }
+    return NULL;
+}
+
+Test(proxy, equals_take_turns_and_one_that_was_not_reached_comes_behind)
+{
+    begin(KVP_GATE_PASS, KVP_GATE_REFUSE);
+    give("a");
+    give("b");
+    const char *const turns[] = {"to a", "to b", "to a", "to b"};
+    for (size_t i = 0; i < 4; i++) {
+        cr_assert_str_eq(admit("", true), turns[i]);
+        let_go();
+    }
+    kvb_mutex_lock(&proxy->lock);
+    proxy->config.clock = &by_hand;
+    find("a")->unreached_ns = hand_ns;
+    kvb_mutex_unlock(&proxy->lock);
+    hand_ns += KVB_NS_PER_S - 1;
+    for (size_t i = 0; i < 4; i++) {
+        cr_assert_str_eq(admit("", true), "to b");
+    }
+    kvp_proxy_tell(proxy, "b", KVP_TARGET_GONE, "");
+    cr_assert_str_eq(admit("", true), "to a", "both are away, and it has less to do");
+    kvp_proxy_tell(proxy, "b", KVP_TARGET_RUNNING, "");
+    hand_ns++;
+    cr_assert_str_eq(admit("", true), "to a", "it may be there again");
+    let_go();
+    finish();
+}
+
 Test(proxy, who_goes_stays_in_the_state_that_he_was_in)
 {
     begin(KVP_GATE_HOLD, KVP_GATE_REFUSE);
@@ -307,4 +356,24 @@ Test(proxy, what_makes_an_engine_compute)
     cr_assert_not(kvp_proxy_generates("POST", "/tokenize"));
     cr_assert_not(kvp_proxy_generates("POST", "/v1/chat/completions/1"));
     cr_assert_not(kvp_proxy_generates("POST", "/"));
+}
+
+Test(proxy, what_changes_an_engine_by_whatever_method)
+{
+    const struct {
+        const char *method, *path;
+        bool changes;
+    } cases[] = {
+        {"GET", "/v1/models", false},      {"HEAD", "/x", false},
+        {"OPTIONS", "/x", false},          {"POST", "/v1/completions", false},
+        {"PUT", "/generate?x", false},     {"POST", "/slow_down", true},
+        {"DELETE", "/v1/x", true},         {"FROB", "/x", true},
+        {"GET", "/slow_down?x=1", true},   {"HEAD", "/start_profile", true},
+        {"GET", "/%73low_down/", true},    {"GET", "/weights_checker", true},
+        {"GET", "/slow_down/more", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_assert_eq(kvp_proxy_changes(cases[i].method, cases[i].path), cases[i].changes, "%s %s",
+                     cases[i].method, cases[i].path);
+    }
 }
