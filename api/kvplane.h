@@ -238,7 +238,9 @@ KVPLANE_API int kvplane_reattach(struct kvplane *kv);
 /* Ends the session in order: the daemon finishes or stops what is open, and gives up every region.
  * `disconnected` with KVPLANE_ERR_CANCELED tells that it holds nothing any more; until then the
  * memory stays mapped. For an engine whose memory goes without the daemon having asked for it
- * (`release`). kvplane_reattach() goes on, in the same stay. BAD_STATE: it is not attached. */
+ * (`release`). kvplane_reattach() goes on, in the same stay. OK as well while a session is ending
+ * already, whatever ended it: `disconnected`, with that reason, is still to come. BAD_STATE: it is
+ * not attached, the daemon holds nothing. */
 KVPLANE_API int kvplane_detach(struct kvplane *kv);
 
 KVPLANE_API int kvplane_fd(const struct kvplane *kv); /* poll it for reading; owned by the handle */
@@ -362,7 +364,8 @@ KVPLANE_API int kvplane_report(struct kvplane *kv, uint32_t running, uint32_t wa
  * one, and what was in flight is refused by it. done with KVPLANE_OK: the daemon has left, too, and
  * there is a new token; with anything else: it may still deliver to gets in flight, but will take
  * the engine in again only as one that has left. SCHEDULER. BAD_STATE: it is not attached, which is
- * as good: the daemon that it attaches to hears of it. AGAIN: one is on its way.
+ * as good: the daemon that it attaches to hears of it; an attempt to attach that is on its way told
+ * of the stay that has ended, and is given up for another one. AGAIN: one is on its way.
  */
 KVPLANE_API int kvplane_leave(struct kvplane *kv, kvplane_done_fn done, void *arg);
 

@@ -245,6 +245,9 @@ int kvplane_reattach(struct kvplane *kv)
 
 int kvplane_detach(struct kvplane *kv)
 {
+    if (kv->state == SESSION_ENDING) {
+        return KVB_OK; /* `disconnected` is still to come: the daemon may hold memory until then */
+    }
     if (kv->state != SESSION_ATTACHED) {
         return KVB_ERR_BAD_STATE;
     }

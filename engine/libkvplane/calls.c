@@ -480,6 +480,9 @@ int kvplane_leave(struct kvplane *kv, kvplane_done_fn done, void *arg)
         return KVB_ERR_AGAIN;
     }
     kvplane_calls_forget_stay(kv);
+    if (kv->state == SESSION_GREETING) {
+        kvplane_session_detach(kv); /* the hello on its way tells of the stay that ends */
+    }
     if (kv->state != SESSION_ATTACHED) {
         return KVB_ERR_BAD_STATE;
     }

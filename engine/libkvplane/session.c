@@ -304,7 +304,7 @@ static void refuse(struct kvplane *kv, kvb_status_t result)
 static kvb_status_t send_hello(struct kvplane *kv)
 {
     kvb_status_t status = kvplane_upcalls_state(kv, &kv->hello.state);
-    if (status != KVB_OK) {
+    if (status != KVB_OK || kv->state != SESSION_GREETING) {
         return status;
     }
     struct kvb_writer writer;
@@ -338,6 +338,9 @@ static void greet(struct kvplane *kv)
     }
     kv->state = SESSION_GREETING;
     kvb_status_t status = send_hello(kv);
+    if (kv->state != SESSION_GREETING) {
+        return; /* the engine left its lineage when it was asked for its state: greeted anew */
+    }
     if (status == KVB_ERR_INVALID) {
         refuse(kv, status);
     } else if (status != KVB_OK) {

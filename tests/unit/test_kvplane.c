@@ -21,6 +21,7 @@ struct engine {
     int attached, attached_result;
     int disconnected, reason;
     bool reattach_at_once;
+    bool leaves;    /* its lineage, when it is asked for its state */
     char asked[64]; /* the last callback */
     char detail[256];
     kvplane_token token_in_callback;
@@ -119,6 +120,10 @@ static void on_state(void *ctx, struct kvplane_state *state)
 {
     struct engine *engine = ctx;
     *state = engine->state;
+    if (engine->leaves) {
+        engine->leaves = false;
+        cr_assert_eq(kvplane_leave(engine->kv, NULL, NULL), KVPLANE_ERR_BAD_STATE);
+    }
 }
 
 static void on_disconnected(void *ctx, int reason)
@@ -1355,6 +1360,35 @@ Test(kvplane, who_leaves_without_an_answer_echoes_nothing)
     }
 }
 
+Test(kvplane, who_leaves_while_hello_is_on_its_way_greets_anew_as_one_that_has_left)
+{
+    for (int in_state = 0; in_state < 2; in_state++) { /* 1: as the state for hello is asked for */
+        struct engine *engine = attached_engine();
+        struct kvb_link_lineage msg = {.lineage = {{1, 2}}, .token = {{3, 4}}, .name = "v1"};
+        send_lineage(engine, &msg);
+        fake_daemon_hang_up(&engine->daemon);
+        cr_assert(FAKE_DAEMON_UNTIL(engine->kv, engine->disconnected == 1));
+        cr_assert_eq(kvplane_reattach(engine->kv), KVPLANE_OK);
+        engine->leaves = in_state;
+        cr_assert(fake_daemon_accept(&engine->daemon, engine->kv));
+        if (!in_state) {
+            cr_assert(fake_daemon_take(&engine->daemon, engine->kv));
+            struct kvb_link_hello before;
+            cr_assert_eq(kvb_link_hello_unpack(fake_daemon_payload(&engine->daemon), &before),
+                         KVB_OK);
+            cr_assert(kvb_token_equal(before.token, msg.token));
+            cr_assert_eq(kvplane_leave(engine->kv, NULL, NULL), KVPLANE_ERR_BAD_STATE);
+        }
+        cr_assert_not(fake_daemon_take(&engine->daemon, engine->kv), "it has hung up");
+        fake_daemon_hang_up(&engine->daemon);
+        attach(engine);
+        cr_assert(kvb_id_none(engine->hello.token.id));
+        cr_assert_str_eq(engine->hello.lineage_name, "");
+        cr_assert_str_eq(engine->hello.weights_name, "");
+        engine_destroy(engine);
+    }
+}
+
 Test(kvplane, who_detaches_hears_when_the_daemon_has_let_go_and_stays_in_its_lineage)
 {
     struct engine *engine = attached_engine();
@@ -1364,13 +1398,14 @@ Test(kvplane, who_detaches_hears_when_the_daemon_has_let_go_and_stays_in_its_lin
     cr_assert_eq(kvplane_get(engine->kv, 1, token, &entry, 1, on_batch, &done), KVPLANE_OK);
     cr_assert(fake_daemon_take(&engine->daemon, engine->kv));
     cr_assert_eq(kvplane_detach(engine->kv), KVPLANE_OK);
-    cr_assert_eq(kvplane_detach(engine->kv), KVPLANE_ERR_BAD_STATE);
+    cr_assert_eq(kvplane_detach(engine->kv), KVPLANE_OK, "not before the daemon has let go");
     cr_assert_eq(kvplane_process(engine->kv), KVPLANE_OK);
     cr_assert_eq(done.times, 0, "the daemon may still write into its memory");
     cr_assert_eq(engine->disconnected, 0);
     fake_daemon_hang_up(&engine->daemon);
     cr_assert(FAKE_DAEMON_UNTIL(engine->kv, engine->disconnected == 1));
     cr_assert_eq(done.times, 1);
+    cr_assert_eq(kvplane_detach(engine->kv), KVPLANE_ERR_BAD_STATE);
     cr_assert_eq(kvplane_reattach(engine->kv), KVPLANE_OK);
     attach(engine);
     cr_assert(kvb_token_equal(engine->hello.token, msg.token));
