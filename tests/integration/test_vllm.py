@@ -2,15 +2,18 @@
 """The vLLM connector (api/python/kvplane/vllm): real daemons and stores, engines that are doubles of vLLM's
 (tests/vllm_double): a scheduler's process and a process of each rank, with the connector in its two roles.
 With KVPLANE_TORCH=1 the caches are torch tensors (Debian's python3-torch)."""
+import dataclasses
+import importlib.util
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import unittest
 import uuid
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import harness
 
@@ -139,6 +142,18 @@ class Vllm(harness.Case):
         self.assertTrue(any(one["external"] for one in done))
         for engine in (one, two):
             self.assertEqual(engine.call("report")["used"], 0, "every block was given back")
+
+    def test_an_engine_whose_blocks_are_copied_out_goes_on_while_the_daemon_hangs(self):
+        daemon = self.daemon()
+        one = self.vllm(daemon, "a", memory="private", blocks=24, extra={"lookup_timeout_s": 0.2, "staging_bytes": 1 << 20})
+        self.shared(one)
+        daemon.popen.send_signal(signal.SIGSTOP)
+        try:
+            one.generate(*[prompt(number, blocks=5) for number in range(6)], max_tokens=40)
+        finally:
+            daemon.popen.send_signal(signal.SIGCONT)
+        self.assertGreater(one.call("report")["preemptions"], 0)
+        self.assertEqual(one.call("report")["used"], 0)
 
     def test_nothing_of_before_comes_back_after_any_reset(self):
         daemon = self.daemon()
@@ -341,6 +356,7 @@ class Groups(harness.Case):
                   for kind, more in kinds.items()]
         config, cache = Parts.config(groups, socket=self.daemon_.socket, instance="g", weights_version="v0")
         config.kv_transfer_config.engine_id = str(uuid.uuid4())
+        config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True)
         self.memory = [memory.Memory(8 * SIZE * 16, True) for _ in groups]
         tensors = {one.layer_names[0]: memory.PlainTensor(mine, 0, (8, SIZE, 16)) for one, mine in zip(groups, self.memory)}
         self.scheduler = KvplaneConnector(config, KVConnectorRole.SCHEDULER, cache)
@@ -354,17 +370,20 @@ class Groups(harness.Case):
     def block(self, group, block):
         return self.memory[group].view()[block * SIZE * 16:(block + 1) * SIZE * 16]
 
-    def step(self, *new, scheduled=None):
-        """A step with these new requests; what the worker tells of it, waited for."""
+    def step(self, *new, scheduled=None, resumed=()):
+        """A step with these new requests, and those that go on after a preemption. What the worker is told."""
         output = SimpleNamespace(
             scheduled_new_reqs=list(new), num_scheduled_tokens=scheduled or {}, preempted_req_ids=None,
-            scheduled_cached_reqs=SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()))
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[req_id for req_id, _ in resumed], new_block_ids=[table for _, table in resumed],
+                num_computed_tokens=[0 for _ in resumed], resumed_req_ids={req_id for req_id, _ in resumed}))
         metadata = self.scheduler.build_connector_meta(output)
         self.worker.handle_preemptions(metadata)
         self.worker.bind_connector_metadata(metadata)
         self.worker.start_load_kv(None)
         self.worker.wait_for_save()
         self.worker.clear_connector_metadata()
+        return metadata
 
     def results(self, name, *finished):
         found = []
@@ -375,14 +394,31 @@ class Groups(harness.Case):
         harness.until(name, told)
         return found[-1]
 
-    def request(self, name, blocks, table):
+    def request(self, name, blocks, table, **more):
         """Its hit, and its blocks given."""
-        request = SimpleNamespace(request_id=name, num_tokens=blocks * SIZE + 3, num_prompt_tokens=blocks * SIZE + 3,
-                                  block_hashes=[b"prefix %d" % at for at in range(blocks)], all_token_ids=[])
-        hit = harness.until("a lookup", lambda: [found for found in [self.scheduler.get_num_new_matched_tokens(request, 0)]
+        request = SimpleNamespace(**{"request_id": name, "num_tokens": blocks * SIZE + 3, "num_prompt_tokens": blocks * SIZE + 3,
+                                     "block_hashes": [b"prefix %d" % at for at in range(blocks)], "all_token_ids": [],
+                                     "num_computed_tokens": 0, **more})
+        return request, self.start(request, table)
+
+    def start(self, request, table, local=0):
+        hit = harness.until("a lookup", lambda: [found for found in [self.scheduler.get_num_new_matched_tokens(request, local)]
                                                  if found[0] is not None])[0]
         self.scheduler.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: table), hit[0])
-        return request, hit
+        return hit
+
+    TABLE = ([1, 2, 3], [1, 2, 3])
+
+    def compute(self, request, table=TABLE, computed=0):
+        """All of it, in a step."""
+        told = self.step(SimpleNamespace(req_id=request.request_id, block_ids=table, num_computed_tokens=computed),
+                         scheduled={request.request_id: request.num_tokens - computed})
+        request.num_computed_tokens = request.num_tokens
+        return told
+
+    def told(self, **more):
+        self.scheduler.update_connector_output(SimpleNamespace(**{
+            "finished_sending": set(), "finished_recving": set(), "invalid_block_ids": set(), "kv_connector_worker_meta": None, **more}))
 
     def test_a_window_gets_what_it_reaches_back_to_and_a_load_that_fails_is_told_by_request(self):
         for group in range(2):
@@ -390,7 +426,7 @@ class Groups(harness.Case):
                 self.block(group, block)[:] = bytes([16 * group + block]) * (SIZE * 16)
         one, hit = self.request("one", 3, ([1, 2, 3], [1, 2, 3]))
         self.assertEqual(hit, (0, False))
-        self.step(SimpleNamespace(req_id="one", block_ids=([1, 2, 3], [1, 2, 3]), num_computed_tokens=0), scheduled={"one": 51})
+        self.compute(one)
         self.assertEqual(self.scheduler.request_finished_all_groups(one, ([], [])), (True, None))
         self.assertEqual(self.results("finished_sending", "one").finished_sending, {"one"})
         # The first block of the window's group is before its window.
@@ -412,6 +448,95 @@ class Groups(harness.Case):
         self.scheduler.update_connector_output(SimpleNamespace(**{**vars(told), "invalid_block_ids": set()}))
         self.assertEqual(self.scheduler.get_num_new_matched_tokens(three, 0), (0, False), "not asked for again")
 
+
+    def test_what_was_saved_before_a_preemption_is_not_told_of_after_it(self):
+        one, _ = self.request("one", 3, self.TABLE)
+        self.compute(one)
+        harness.until("it is stored", self.worker.build_connector_worker_meta)
+        one.num_computed_tokens = 0  # by a reset, of which the step does not tell
+        self.assertEqual(self.start(one, ([4, 5, 6], [0, 4, 5])), (3 * SIZE, True))
+        self.assertEqual(self.step().preempted, {"one"})
+        self.assertEqual(self.scheduler.request_finished_all_groups(one, ([], [])), (False, None), "it is loading")
+        told = self.results("finished_recving", "one")
+        self.assertEqual((told.finished_sending, told.finished_recving), (set(), {"one"}))
+
+    def test_puts_of_what_a_reset_has_preempted_are_waited_for(self):
+        """One goes on, in the blocks of one that waits and of one that is aborted."""
+        made = {}
+        for at, name in enumerate(("goes on", "aborted", "waits")):
+            table = ([2 * at + 1, 2 * at + 2],) * 2
+            made[name], _ = self.request(name, 2, table, block_hashes=[name.encode() + b"0", name.encode() + b"1"])
+            self.compute(made[name], table)
+        for one in made.values():
+            one.num_computed_tokens = 0
+        self.assertEqual(self.scheduler.request_finished_all_groups(made["aborted"], ([], [])), (False, None))
+        self.assertEqual(self.step(resumed=[("goes on", ([4, 5], [3, 6]))], scheduled={"goes on": 35}).preempted, {*made})
+        self.assertEqual(self.worker.get_transfer_results({"aborted"}).finished_sending, set())
+
+    def test_a_request_that_is_to_be_computed_is_not_looked_up(self):
+        self.compute(self.request("one", 3, self.TABLE)[0])
+        harness.until("it is stored", self.worker.build_connector_worker_meta)
+        self.assertEqual(self.request("two", 3, self.TABLE, skip_reading_prefix_cache=True)[1], (0, False))
+        self.assertEqual(self.request("three", 3, ([4, 5, 6], [0, 4, 5]))[1], (3 * SIZE, True))
+
+    def test_hashes_of_fewer_tokens_than_expected_name_nothing(self):
+        """Of 8 where 16 are expected: prompts with 24 tokens in common are not one prompt."""
+        one, _ = self.request("one", 3, self.TABLE, block_hashes=[b"%d" % at for at in range(6)])
+        self.assertEqual(self.compute(one).saves, [])
+        self.assertEqual(self.scheduler.request_finished_all_groups(one, ([], [])), (False, None))
+
+    def test_blocks_that_lost_their_hashes_between_lookup_and_load_fail(self):
+        self.compute(self.request("one", 3, self.TABLE)[0])
+        harness.until("it is stored", self.worker.build_connector_worker_meta)
+        two = SimpleNamespace(request_id="two", num_tokens=51, num_prompt_tokens=51, block_hashes=[b"prefix %d" % at for at in range(3)])
+        hit = harness.until("a lookup", lambda: [found for found in [self.scheduler.get_num_new_matched_tokens(two, 0)]
+                                                 if found[0] is not None])[0]
+        self.assertEqual(hit, (3 * SIZE, True))
+        two.block_hashes = []
+        self.scheduler.update_state_after_alloc(two, SimpleNamespace(get_block_ids=lambda: ([4, 5, 6], [0, 4, 5])), hit[0])
+        self.step()
+        told = self.results("finished_recving")
+        self.assertEqual((told.finished_recving, told.failed_recving), ({"two"}, {"two"}))
+        self.told(finished_recving={"two"}, failed_recving={"two"})
+        self.assertEqual(self.scheduler.get_num_new_matched_tokens(two, 0), (0, False))
+
+    def test_events_have_the_fields_that_they_have_and_an_odd_one_costs_itself_alone(self):
+        from vllm.distributed import kv_events
+        made = kv_events.BlockStored
+        lora = SimpleNamespace(lora_name="adapter", lora_int_id=7)
+        one, _ = self.request("one", 3, self.TABLE, lora_request=lora, all_token_ids=list(range(51)))
+        self.compute(one)
+        stored = []
+        harness.until("it is stored", lambda: stored.append(self.worker.build_connector_worker_meta()) or
+                      sum(len(some.stored) for some in stored if some is not None) == 6)
+        stored = [some for some in stored if some is not None]
+        self.addCleanup(setattr, kv_events, "BlockStored", made)
+        kv_events.BlockStored = dataclasses.make_dataclass("BlockStored", ["something_new", "group_idx"])
+        self.told(kv_connector_worker_meta=dataclasses.replace(stored[0]))
+        self.assertEqual(list(self.scheduler.take_events()), [])
+        kv_events.BlockStored = dataclasses.make_dataclass("BlockStored", ["group_idx"], bases=(made,))
+        self.scheduler._scheduler._told.clear()  # pylint: disable=protected-access
+        for some in stored:
+            self.told(kv_connector_worker_meta=some)
+        events = list(self.scheduler.take_events())
+        self.assertEqual(sorted((event.group_idx, event.token_ids[0]) for event in events), [(group, at) for group in range(2) for at in (0, 16, 32)])
+        self.assertEqual({(event.lora_name, event.lora_id, event.medium) for event in events}, {("adapter", 7, "KVPLANE")})
+
+    def test_what_derives_from_an_earlier_stay_is_not_even_put(self):
+        self.compute(self.request("one", 2, ([1, 2], [1, 2]))[0])
+        self.assertTrue(self.scheduler.reset_cache())
+        two = SimpleNamespace(request_id="two", num_tokens=51, num_prompt_tokens=51, all_token_ids=[],
+                              block_hashes=[b"prefix %d" % at for at in range(3)])
+        self.assertEqual(self.start(two, self.TABLE, local=2 * SIZE), (0, False))
+        self.assertEqual(self.compute(two, computed=2 * SIZE).saves, [])
+        three, _ = self.request("three", 3, ([4, 5, 6], [4, 5, 6]))
+        self.assertEqual(len(self.compute(three, ([4, 5, 6], [4, 5, 6])).saves), 1)
+
+    def test_a_step_that_is_not_understood_is_one_that_saves_nothing(self):
+        one, _ = self.request("one", 3, self.TABLE)
+        told = self.scheduler.build_connector_meta(SimpleNamespace(scheduled_new_reqs=[object()]))
+        self.assertEqual((told.loads, told.saves), ([], []))
+        self.assertEqual(self.compute(one).saves, [])
 
     def test_a_request_that_the_connector_does_not_understand_is_computed(self):
         request = SimpleNamespace(request_id="odd", num_tokens=99, num_prompt_tokens=99, block_hashes=[1, 2, 3, 4, 5, 6])
@@ -493,6 +618,69 @@ class Parts(unittest.TestCase):
         config.model_config.dtype = "torch.float16"
         self.assertNotEqual(settings.read(config, cache, 0).layout, alike)
 
+    def test_the_layout_is_the_same_in_every_process_and_another_where_bytes_are(self):
+        from kvplane.vllm import settings
+        spec = type("FullAttentionSpec", (), {"block_size": SIZE, "num_kv_heads": 2, "head_size": 8, "dtype": "bf16", "page_size_bytes": 1})
+
+        def layout(change=lambda config: None, one=spec()):
+            config, cache = self.config([SimpleNamespace(kv_cache_spec=one, layer_names=["l0"])])
+            config.model_config.hf_text_config = SimpleNamespace(num_hidden_layers=1, rope_parameters={"rope_type": "yarn", "factor": 2.0})
+            change(config)
+            return settings.read(config, cache, 0).layout
+
+        alike = layout()
+        wrapped = SimpleNamespace(block_size=SIZE, page_size_bytes=3, kv_cache_specs={"l0": spec(), "l1": spec()})
+        self.assertEqual(layout(one=wrapped), alike, "the scheduler is given the first in its place")
+        self.assertEqual(layout(lambda config: config.model_config.hf_text_config.rope_parameters.update(rope_type="deepseek_yarn", mscale=0)), alike,
+                         "written by the model, in the workers")
+        others = [
+            lambda config: config.model_config.hf_text_config.rope_parameters.update(factor=4.0),
+            lambda config: setattr(config.model_config, "hf_overrides", {"rope_parameters": {"factor": 4.0}}),
+            lambda config: setattr(config, "speculative_config", SimpleNamespace(method="eagle", model="lab/draft", revision=None)),
+            lambda config: setattr(config, "speculative_config", SimpleNamespace(method="eagle", model="lab/other", revision=None)),
+            lambda config: setattr(config.cache_config, "calculate_kv_scales", True),
+        ]
+        found = [layout(change) for change in others]
+        self.assertEqual(len({alike, *found}), 1 + len(others))
+        window = SimpleNamespace(block_size=SIZE, kv_cache_specs={"w": type("SlidingWindowSpec", (), {"block_size": SIZE, "sliding_window": 64})()})
+        groups = [SimpleNamespace(kv_cache_spec=one, layer_names=[name]) for name, one in (("l0", spec()), ("w", window))]
+        self.assertEqual([group.window_tokens for group in settings.read(*self.config(groups), 0).groups], [0, 63])
+        with self.assertRaisesRegex(settings.UnsupportedModel, "MambaSpec"):
+            layout(one=SimpleNamespace(block_size=SIZE, kv_cache_specs={"l0": spec(), "l1": type("MambaSpec", (), {})()}))
+
+    def test_the_tokens_of_a_hash_are_what_vllm_says(self):
+        from kvplane.vllm import settings
+        groups = [SimpleNamespace(kv_cache_spec=type(kind, (), {"block_size": size, **more})(), layer_names=[kind])
+                  for kind, size, more in (("FullAttentionSpec", 32, {}), ("SlidingWindowSpec", 16, {"sliding_window": 64}))]
+        config, cache = self.config(groups)
+        name = "vllm.v1.core.kv_cache_utils"
+        found = {}
+        for tokens in (8, 16):
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].resolve_kv_cache_block_sizes = lambda cache, config, tokens=tokens: (32, tokens)
+            try:
+                read = settings.read(config, cache, 0)
+            finally:
+                del sys.modules[name]
+            self.assertEqual(read.hash_tokens, tokens)
+            found[tokens] = read.layout
+        self.assertNotEqual(found[8], found[16])
+        self.assertEqual(settings.read(config, cache, 0).hash_tokens, 16)
+
+    def test_a_vllm_that_cannot_be_told_of_failed_requests_makes_one_group_of_all(self):
+        from kvplane.vllm import _base
+        from vllm.distributed.kv_transfer.kv_connector.v1 import base
+        results = base.KVConnectorTransferResults
+        self.assertIs(_base.HybridMixin, base.SupportsHMA)
+        del base.KVConnectorTransferResults
+        try:
+            spec = importlib.util.spec_from_file_location("kvplane.vllm._older", _base.__file__)
+            older = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(older)
+        finally:
+            base.KVConnectorTransferResults = results
+        self.assertFalse(issubclass(older.HybridMixin, base.SupportsHMA))
+
     def test_sleep_mode_is_refused_where_a_transport_hands_out_keys(self):
         from kvplane.vllm import KvplaneConnector
         self.assertTrue(KvplaneConnector.supports_sleep_mode(None))
@@ -529,6 +717,142 @@ class Parts(unittest.TestCase):
         self.assertEqual(one.aggregate(two).reduce(), {"put_blocks": 5})
         self.assertEqual(one.taken().data, {"put_blocks": 5})
         self.assertIsNone(one.taken())
+
+
+class Staging(unittest.TestCase):
+    """A worker over a session that does what the test says."""
+
+    class Session:
+        def __init__(self):
+            self.asked = []  # what completes a get or a put, and for how many blocks
+            self.broken = None
+
+        def get(self, number, token, entries, done):
+            if self.broken is not None:
+                raise self.broken
+            self.asked.append((done, len(entries)))
+
+        def put(self, entries, done):
+            self.get(0, None, entries, done)
+
+        def detach(self):
+            pass
+
+    class Pump:
+        def __init__(self):
+            self.session, self.jobs = Staging.Session(), []
+            self.on_disconnected = lambda: None
+
+        def post(self, job):
+            self.jobs.append(job)
+
+        def turn(self):
+            while self.jobs:
+                self.jobs.pop(0)()
+
+        def complete(self, result=0):
+            asked, self.session.asked = self.session.asked, []
+            for done, count in asked:
+                done([result] * count)
+            self.turn()
+
+    class Slots(list):
+        """Others take from it as well: it says more than it has."""
+
+        def __len__(self):
+            return 100
+
+        def __bool__(self):
+            return True
+
+    def setUp(self):
+        from kvplane.vllm import layout, transfers, worker
+        self.module, self.transfers = worker, transfers
+        self.copied = []
+        self.events = []
+        memory = layout.Staged.__new__(layout.Staged)
+        memory.free, memory.fd = self.Slots(range(2)), -1
+        memory.copy = lambda group, slot, block, out: self.copied.append((block, out))
+        memory.slices = lambda group, slot: []
+        self.worker = worker.Worker(SimpleNamespace(rank=0, release_timeout_s=0.01, reset_timeout_s=0.01), 8, record_event=self.event)
+        self.pump = self.worker._pump = self.Pump()
+        self.worker._memory = self.memory = memory
+        self.worker._shape = SimpleNamespace(tag=b"t", spans={0: [1]}, block_bytes=lambda group: 1)
+
+    def event(self):
+        number = len(self.events)
+        self.events.append(False)
+
+        def synchronize():
+            self.events[number] = True
+            self.copied.append(("event", number))
+        return SimpleNamespace(synchronize=synchronize)
+
+    def step(self, load=(), save=()):
+        blocks = {name: tuple(self.transfers.Block(0, b"%d" % at, b"p", at) for at in some) for name, some in (("l", load), ("s", save))}
+        told = self.transfers.StepMetadata()
+        if load:
+            told.loads = [self.transfers.Load("l", 1, (1, 1), blocks["l"])]
+        if save:
+            told.saves = [self.transfers.Save("s", (1, 1), blocks["s"])]
+        self.worker.start_loads(told)
+        self.worker.start_saves(told)
+        self.pump.turn()
+
+    def test_loads_take_what_slots_saves_leave_and_go_on_when_there_are_more(self):
+        self.step(load=range(1, 6))
+        for _ in range(3):
+            self.assertEqual(self.worker.finished(()), (set(), set(), set()))
+            self.pump.complete()
+        self.assertEqual(self.worker.finished(()), (set(), {"l"}, set()))
+        self.assertEqual(sorted(list.copy(self.memory.free)), [0, 1])
+        self.assertEqual(sorted(block for block, out in self.copied if out is False and block != "event"), list(range(1, 6)))
+
+    def test_nothing_is_written_into_blocks_that_the_gpu_may_still_use(self):
+        self.step(load=[1])
+        self.pump.complete()
+        self.assertEqual(self.copied[:2], [("event", 0), (1, False)])
+
+    def test_every_load_ends_whatever_happens_to_it(self):
+        def fail(*args, **kw):
+            raise MemoryError("so it is said")
+
+        for where, name in ((self.pump.session, "broken"), (self.memory, "copy"), (self.worker, "_batches"), (self.worker, "_entry")):
+            with self.subTest(name), self.assertLogs("kvplane.vllm", "ERROR"):
+                before = getattr(where, name)
+                setattr(where, name, MemoryError("so it is said") if name == "broken" else fail)
+                self.step(load=[1, 2, 3])
+                for _ in range(3):
+                    self.pump.complete()
+                setattr(where, name, before)
+                self.assertEqual(self.worker.finished(()), (set(), {"l"}, {"l"}))
+                self.assertEqual(self.worker.failed_blocks(), {1, 2, 3})
+                self.assertEqual(sorted(list.copy(self.memory.free)), [0, 1])
+
+    def test_what_is_copied_out_is_read_no_more(self):
+        self.step(save=[1])
+        self.worker.preempted({"s"})  # or it would wait for the daemon
+        self.step(save=[2])
+        self.assertEqual(self.worker.finished({"s"}), ({"s"}, set(), set()))
+        self.pump.complete()
+        self.assertEqual(sorted(list.copy(self.memory.free)), [0, 1])
+
+    def test_memory_that_the_daemon_may_still_hold_is_not_released(self):
+        from kvplane.vllm import layout
+        direct = layout.Direct.__new__(layout.Direct)
+        direct.regions = []
+        self.worker._memory = direct
+        self.worker._released, self.worker._detached = True, threading.Event()  # a restore failed, and nothing has hung up yet
+        before, self.module.TRANSFER_S = self.module.TRANSFER_S, 0.01
+        try:
+            for _ in range(2):
+                with self.assertRaises(TimeoutError):
+                    self.worker.release()
+                self.pump.turn()
+        finally:
+            self.module.TRANSFER_S = before
+        self.worker._let_go()
+        self.worker.release()  # nothing is left to wait for
 
 
 if __name__ == "__main__":

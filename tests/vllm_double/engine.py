@@ -243,14 +243,15 @@ class Engine:
         output.num_scheduled_tokens[request.request_id] = count
         request.num_computed_tokens += count
 
-    def preempt(self, request):
+    def preempt(self, request, told=True):
         self.running.remove(request)
         self.pool.give_back(request.blocks)
         request.blocks = []
         request.num_computed_tokens = 0
         request.status = "PREEMPTED"
         self.waiting.insert(0, request)
-        self.preempted.add(request.request_id)
+        if told:  # not by a reset
+            self.preempted.add(request.request_id)
         self.preemptions += 1
 
     def step(self):
@@ -412,7 +413,7 @@ class Engine:
     def reset_prefix_cache(self, reset_running_requests=False, reset_external=False):
         if reset_running_requests:
             for request in list(reversed(self.running)):
-                self.preempt(request)
+                self.preempt(request, told=False)
         local = self.pool.reset()
         if reset_running_requests and not local:
             raise RuntimeError("Failed to reset KV cache even when all the running requests are preempted")
@@ -421,7 +422,7 @@ class Engine:
 
     def _reset_caches(self):
         for request in list(reversed(self.running)):
-            self.preempt(request)
+            self.preempt(request, told=False)
         if not self.pool.reset():
             raise RuntimeError("Failed to reset KV cache")
         if self.connector.reset_cache() is False:

@@ -4,6 +4,7 @@ typed and read, but no connector runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import importlib
 from typing import Any
@@ -17,6 +18,13 @@ def find(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name, None)
     except ImportError:
         return None
+
+
+def fields(kind: Any) -> set[str]:
+    """Of a dataclass, or of what vLLM's messages are made of."""
+    if dataclasses.is_dataclass(kind):
+        return {one.name for one in dataclasses.fields(kind)}
+    return set(getattr(kind, "__struct_fields__", None) or dir(kind))
 
 
 class _Base:
@@ -44,7 +52,8 @@ Base: Any = find(V1 + ".base", "KVConnectorBase_V1") or _Base
 Role: Any = find(V1 + ".base", "KVConnectorRole") or _Role
 Metadata: Any = find(V1 + ".base", "KVConnectorMetadata") or type("KVConnectorMetadata", (), {})
 Handshake: Any = find(V1 + ".base", "KVConnectorHandshakeMetadata") or type("KVConnectorHandshakeMetadata", (), {})
-HybridMixin: Any = find(V1 + ".base", "SupportsHMA") or _Mixin
 TransferResults: Any = find(V1 + ".base", "KVConnectorTransferResults")
 """None before the results of several KV groups were reported by request."""
+HybridMixin: Any = (find(V1 + ".base", "SupportsHMA") if TransferResults is not None else None) or _Mixin
+"""Without it vLLM makes one KV group of all: a failed block could not be told of otherwise."""
 StatsBase: Any = find(V1 + ".metrics", "KVConnectorStats")

@@ -8,7 +8,6 @@ fact is from.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
 from typing import Any, Callable, Iterator
@@ -57,6 +56,8 @@ FIELDS = {
     ("vllm.v1.core.sched.output", "CachedRequestData"): ("req_ids", "new_block_ids", "num_computed_tokens"),
     ("vllm.v1.outputs", "KVConnectorOutput"): ("finished_sending", "finished_recving", "invalid_block_ids", "kv_connector_worker_meta"),
     (_base.V1 + ".metrics", "KVConnectorStats"): ("data",),
+    ("vllm.distributed.kv_events", "BlockStored"): ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+                                                    "lora_name"),
 }
 
 
@@ -91,14 +92,14 @@ def found(say: Callable[[str], None]) -> Iterator[bool]:
             say(f"{module}.{name}: there is none")
             yield False
             continue
-        known = {one.name for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set(dir(kind))
+        known = _base.fields(kind)
         lacks = [one for one in fields if one not in known]
         if lacks:
             say(f"{module}.{name}: has no {', '.join(lacks)}")
         yield not lacks
     results = _base.TransferResults
     if results is not None:
-        known = {one.name for one in dataclasses.fields(results)}
+        known = _base.fields(results)
         lacks = [one for one in ("finished_sending", "finished_recving", "failed_recving") if one not in known]
         if lacks:
             say(f"KVConnectorTransferResults: has no {', '.join(lacks)}")

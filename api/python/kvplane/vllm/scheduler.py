@@ -139,6 +139,8 @@ class Scheduler:
     def _keys(self, request: Any, group: Any, first: int, end: int) -> list[tuple[bytes, bytes]]:
         """Hash and placement of blocks of a group; fewer, where vLLM has no hash yet."""
         hashes = request.block_hashes
+        if len(hashes) > request.num_tokens // self._settings.hash_tokens:
+            raise ValueError(f"vLLM hashes less than {self._settings.hash_tokens} tokens at a time: its hashes name other blocks")
         per_block = group.block_tokens // self._settings.hash_tokens
         made = []
         for block in range(first, min(end, len(hashes) // per_block)):
@@ -153,7 +155,7 @@ class Scheduler:
         end = self._aligned(request.num_tokens - 1)
         end = min(end, start + KEYS_MAX * min(group.block_tokens for group in self._settings.groups) // self._align * self._align)
         if (not self._settings.enable_lookup or not self._settings.gets or tag is None or tracked.token == NO_TOKEN
-                or start >= end or request.request_id in self._unlucky):
+                or start >= end or request.request_id in self._unlucky or getattr(request, "skip_reading_prefix_cache", False)):
             return None
         groups = []
         for group in self._settings.groups:
@@ -208,19 +210,31 @@ class Scheduler:
             self._discard(lookup)
             return
         ids = [list(group) for group in blocks.get_block_ids()]
-        self._inherit(tracked, ids)
         end = tracked.local + num_external_tokens
-        wanted: list[Block] = []
+        try:
+            self._inherit(tracked, ids)
+            load = Load(request.request_id, lookup.number, tracked.token, tuple(self._wanted(tracked, ids, end)))
+        except Exception:  # pylint: disable=broad-exception-caught
+            log.exception("kvplane: request %s is not loaded", request.request_id)
+            self._discard(lookup)
+            # vLLM waits for it: a load that every daemon refuses.
+            load = Load(request.request_id, lookup.number, NO_TOKEN, tuple(
+                Block(group.index, b"", b"", block) for group in self._settings.groups
+                for block in ids[group.index][tracked.local // group.block_tokens:] if block != NULL_BLOCK))
+        self._loading[request.request_id] = {block.block_id for block in load.blocks}
+        self._loads.append(load)
+
+    def _wanted(self, tracked: _Tracked, ids: Sequence[Sequence[int]], end: int) -> Iterable[Block]:
         for group in self._settings.groups:
             size = group.block_tokens
             first = tracked.local // size
-            mine = ids[group.index]
-            for at, (key, place) in enumerate(self._keys(request, group, first, end // size), start=first):
+            mine, keys = ids[group.index], self._keys(tracked.request, group, first, end // size)
+            if len(keys) < end // size - first:
+                raise ValueError("blocks were found that have no hash any more")
+            for at, (key, place) in enumerate(keys, start=first):
                 if at < len(mine) and mine[at] != NULL_BLOCK:
-                    wanted.append(Block(group.index, key, place, mine[at]))
                     self._block_tokens[mine[at]] = tracked.token
-        self._loading[request.request_id] = {block.block_id for block in wanted}
-        self._loads.append(Load(request.request_id, lookup.number, tracked.token, tuple(wanted)))
+                    yield Block(group.index, key, place, mine[at])
 
     def _inherit(self, tracked: _Tracked, ids: Sequence[Sequence[int]]) -> None:
         """What it computes derives from blocks that were cached here: their stay counts, if it was another one."""
@@ -233,8 +247,24 @@ class Scheduler:
     # ---- a step
 
     def build(self, output: Any) -> StepMetadata:
-        metadata = StepMetadata(loads=self._loads, preempted=self._preempted | set(getattr(output, "preempted_req_ids", None) or ()))
+        metadata = StepMetadata(loads=self._loads, preempted=self._preempted)
         self._loads, self._preempted = [], set()
+        try:
+            self._note_preempted(output, metadata)
+            self._note_scheduled(output, metadata)
+        except Exception:  # pylint: disable=broad-exception-caught
+            log.exception("kvplane: a step is not understood: what it computes, or has computed, is not saved")
+            self._tracked.clear()
+            self._block_tokens.clear()
+        return metadata
+
+    def _note_preempted(self, output: Any, metadata: StepMetadata) -> None:
+        """vLLM does not tell of those that a reset has preempted: they have computed, and nothing is computed of them."""
+        metadata.preempted |= set(getattr(output, "preempted_req_ids", None) or ())
+        metadata.preempted |= {req_id for req_id, tracked in self._tracked.items() if _is_preempted(tracked)}
+        self._saved -= metadata.preempted  # what of them was put is over when the step begins
+
+    def _note_scheduled(self, output: Any, metadata: StepMetadata) -> None:
         for new in output.scheduled_new_reqs:
             self._scheduled(new.req_id, new.block_ids, int(new.num_computed_tokens), output, metadata, replace=True)
         cached = output.scheduled_cached_reqs
@@ -242,8 +272,8 @@ class Scheduler:
             resumed = _resumed(cached, at, req_id)
             if resumed:
                 metadata.preempted.add(req_id)
+                self._saved.discard(req_id)
             self._scheduled(req_id, cached.new_block_ids[at], int(cached.num_computed_tokens[at]), output, metadata, replace=resumed)
-        return metadata
 
     def _scheduled(self, req_id: str, block_ids: Sequence[Sequence[int]] | None, computed: int, output: Any,
                    metadata: StepMetadata, *, replace: bool) -> None:
@@ -252,6 +282,7 @@ class Scheduler:
         except Exception:  # pylint: disable=broad-exception-caught
             log.exception("kvplane: request %s is not saved", req_id)
             self._forget(req_id)
+            self._note_step(req_id, block_ids, computed, output, metadata, replace=replace)  # as one that nothing is known of
 
     def _note_step(self, req_id: str, block_ids: Sequence[Sequence[int]] | None, computed: int, output: Any,
                    metadata: StepMetadata, *, replace: bool) -> None:
@@ -297,7 +328,8 @@ class Scheduler:
             blocks += [Block(group.index, key, place, mine[block]) for block, (key, place) in enumerate(keys, start=first)
                        if mine[block] != NULL_BLOCK]
             tracked.saved[at] = max(first, first + len(keys))
-        if blocks and tracked.oldest is not None and tracked.oldest != NO_TOKEN:
+        # Of an earlier stay it would be refused.
+        if blocks and tracked.oldest is not None and tracked.oldest == self._pump.token != NO_TOKEN:
             self._saved.add(req_id)
             metadata.saves.append(Save(req_id, tracked.oldest, tuple(blocks)))
 
@@ -315,7 +347,10 @@ class Scheduler:
             self._loading.pop(req_id, None)
         meta = getattr(connector_output, "kv_connector_worker_meta", None)
         if isinstance(meta, StoredBlocks) and self._events:
-            self._note_stored(meta)
+            try:
+                self._note_stored(meta)
+            except Exception:  # pylint: disable=broad-exception-caught
+                log.exception("kvplane: no KV event tells of blocks that were stored")
 
     def _note_stored(self, meta: StoredBlocks) -> None:
         for key, ranks in meta.stored.items():
@@ -341,8 +376,12 @@ class Scheduler:
                 if _key(hashes[(block + 1) * per_block - 1]) == key:
                     parent = _key(hashes[block * per_block - 1]) if block else None
                     tokens = list(tracked.request.all_token_ids)[block * group.block_tokens:(block + 1) * group.block_tokens]
-                    return made(block_hashes=[key], parent_block_hash=parent, token_ids=tokens, block_size=group.block_tokens,
-                                lora_id=None, medium="KVPLANE")
+                    lora = getattr(tracked.request, "lora_request", None)
+                    told = {"block_hashes": [key], "parent_block_hash": parent, "token_ids": tokens, "block_size": group.block_tokens,
+                            "lora_id": getattr(lora, "lora_int_id", None), "medium": "KVPLANE",
+                            "lora_name": getattr(lora, "lora_name", None), "group_idx": index}
+                    known = _base.fields(made)
+                    return made(**{name: value for name, value in told.items() if name in known})
         return None
 
     def events(self) -> Iterable[Any]:
@@ -356,8 +395,13 @@ class Scheduler:
     def finished(self, request: Any) -> bool:
         """True: the workers may still read its blocks, and will say when not."""
         req_id = request.request_id
+        tracked = self._tracked.get(req_id)
+        if tracked is not None and _is_preempted(tracked):
+            self._preempted.add(req_id)
         self._forget(req_id)
         self._unlucky.discard(req_id)
+        if req_id in self._preempted:
+            self._saved.discard(req_id)  # its blocks are others' already: the next step waits for the puts
         if req_id not in self._saved:
             return False
         self._saved.discard(req_id)
@@ -421,6 +465,10 @@ def _key(hash_: Any) -> bytes:
     if not isinstance(hash_, bytes):
         raise TypeError(f"vLLM names blocks by {type(hash_).__name__} here: kvplane needs a version that does by bytes")
     return hash_
+
+
+def _is_preempted(tracked: _Tracked) -> bool:
+    return tracked.scheduled and getattr(tracked.request, "num_computed_tokens", 1) == 0
 
 
 def _resumed(cached: Any, at: int, req_id: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Sequence
 
 from .. import link
+from . import _base
 
 FORMAT = 1
 """Of keys and of the order of bytes in a block. Another one shares with nobody who has this one."""
@@ -65,6 +66,12 @@ class Settings:
                 "groups": [link.Group(group.block_tokens, group.window_tokens) for group in self.groups]}
 
 
+CONFIG = ("rope_theta", "hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps", "layer_norm_eps", "num_experts_per_tok")
+ROPE = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")
+"""Of a model's configuration: what decides, beside the weights, what it computes. Not all of it: models write into theirs
+when they are loaded, in the workers alone, and then the processes of one engine would not agree."""
+
+
 class UnsupportedModel(ValueError):
     """The connector cannot keep what it promises for this model or layout. Says why."""
 
@@ -92,13 +99,32 @@ def _text(extra: dict[str, Any], name: str, default: str | None) -> str | None:
     return value
 
 
+def _specs(group: Any) -> list[Any]:
+    """Of its layers, which may differ. The scheduler is given the first in the place of all."""
+    return list((getattr(group.kv_cache_spec, "kv_cache_specs", None) or {}).values()) or [group.kv_cache_spec]
+
+
+def _hash_tokens(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Group]) -> int:
+    """Tokens that one of vLLM's hashes goes on by."""
+    if len(groups) == 1:
+        return groups[0].block_tokens
+    resolve = _base.find("vllm.v1.core.kv_cache_utils", "resolve_kv_cache_block_sizes")
+    if resolve is not None:
+        return int(resolve(kv_cache_config, vllm_config)[1])
+    cache = vllm_config.cache_config
+    tokens = int(getattr(cache, "hash_block_size", None) or getattr(cache, "block_size", None) or groups[0].block_tokens)
+    if any(group.block_tokens % tokens for group in groups):
+        tokens = min(group.block_tokens for group in groups)
+    return tokens
+
+
 def _groups(kv_cache_config: Any) -> tuple[Group, ...]:
     made = []
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
-        spec = group.kv_cache_spec
-        kind = type(spec).__name__
-        if "Mamba" in kind or "CrossAttention" in kind or "Chunked" in kind:
-            raise UnsupportedModel(f"KV group {index} is a {kind}: kvplane shares full and sliding-window attention only")
+        for kind in (type(one).__name__ for one in _specs(group)):
+            if "Mamba" in kind or "CrossAttention" in kind or "Chunked" in kind:
+                raise UnsupportedModel(f"KV group {index} is a {kind}: kvplane shares full and sliding-window attention only")
+        spec = _specs(group)[0]
         window = int(getattr(spec, "sliding_window", None) or 0)
         # What a window holds beside the token that is computed.
         made.append(Group(index, int(spec.block_size), max(0, window - 1), tuple(group.layer_names)))
@@ -107,10 +133,33 @@ def _groups(kv_cache_config: Any) -> tuple[Group, ...]:
     return tuple(made)
 
 
-def _layout(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Group]) -> str:
+def _plain(value: Any) -> Any:
+    """As JSON has it, the same in every process."""
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _rope(value: Any) -> Any:
+    """Of one kind of layers, or by kind."""
+    if not isinstance(value, dict):
+        return None
+    return {str(name): _rope(one) if isinstance(one, dict) else _plain(one) for name, one in value.items()
+            if name in ROPE or isinstance(one, dict)}
+
+
+def _layout(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Group], hash_tokens: int) -> str:
     """Everything that makes bytes interchangeable, but for how the engine is split (the daemon adds that) and for the
-    order within a block, which only a worker sees (layout.Shape: it is in the keys)."""
+    order within a block, which only a worker sees (layout.Shape: it is in the keys). The same in every process."""
     model = vllm_config.model_config
+    text = getattr(model, "hf_text_config", None)
+    drafts = getattr(vllm_config, "speculative_config", None)
+    own_scales = bool(getattr(vllm_config.cache_config, "calculate_kv_scales", False))
+    first = [_specs(group)[0] for group in kv_cache_config.kv_cache_groups]
     told = {
         "format": FORMAT,
         "model": str(model.model),
@@ -118,11 +167,16 @@ def _layout(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Group]) -> 
         "dtype": _dtype(model.dtype),
         "cache": _dtype(getattr(vllm_config.cache_config, "cache_dtype", "auto")),
         "quantization": str(getattr(model, "quantization", None)),
-        "groups": [[type(group.kv_cache_spec).__name__, shared.block_tokens, shared.window_tokens,
-                    int(getattr(group.kv_cache_spec, "page_size_bytes", 0)), int(getattr(group.kv_cache_spec, "num_kv_heads", 0)),
-                    int(getattr(group.kv_cache_spec, "head_size", 0)), _dtype(getattr(group.kv_cache_spec, "dtype", ""))]
-                   for group, shared in zip(kv_cache_config.kv_cache_groups, groups)],
-        "layers": int(getattr(getattr(model, "hf_text_config", None), "num_hidden_layers", 0) or 0),
+        "groups": [[type(spec).__name__, shared.block_tokens, shared.window_tokens, int(getattr(spec, "page_size_bytes", 0)),
+                    int(getattr(spec, "num_kv_heads", 0)), int(getattr(spec, "head_size", 0)), _dtype(getattr(spec, "dtype", ""))]
+                   for spec, shared in zip(first, groups)],
+        "hash_tokens": hash_tokens,
+        "layers": int(getattr(text, "num_hidden_layers", 0) or 0),
+        "config": [[_plain(getattr(text, name, None)) for name in CONFIG],
+                   [_rope(getattr(text, name, None)) for name in ("rope_parameters", "rope_scaling")]],
+        "overrides": _plain(getattr(model, "hf_overrides", None)) or None,
+        "drafts": None if drafts is None else [str(getattr(drafts, name, None)) for name in ("method", "model", "revision")],
+        "scales": str(getattr(vllm_config.kv_transfer_config, "engine_id", "")) if own_scales else None,
     }
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", str(model.model).rstrip("/").rsplit("/", 1)[-1])[:100]
@@ -143,10 +197,7 @@ def read(vllm_config: Any, kv_cache_config: Any, rank: int) -> Settings:
         if int(getattr(parallel, name, 1) or 1) != 1:
             raise UnsupportedModel(f"{name} above 1: a block's tokens are spread over ranks, which kvplane does not know")
     groups = _groups(kv_cache_config)
-    cache = vllm_config.cache_config
-    hash_tokens = int(getattr(cache, "hash_block_size", None) or getattr(cache, "block_size", None) or groups[0].block_tokens)
-    if any(group.block_tokens % hash_tokens for group in groups):
-        hash_tokens = min(group.block_tokens for group in groups)
+    hash_tokens = _hash_tokens(vllm_config, kv_cache_config, groups)
     if any(group.block_tokens % hash_tokens for group in groups):
         raise UnsupportedModel("block sizes of the KV groups are no multiples of the block that is hashed")
     instance = _text(extra, "instance", os.environ.get("KVPLANE_INSTANCE") or "vllm")
@@ -167,7 +218,7 @@ def read(vllm_config: Any, kv_cache_config: Any, rank: int) -> Settings:
         memory=memory or "auto", staging_bytes=int(_positive(extra, "staging_bytes", 256 << 20)),
         lookup_timeout_s=_positive(extra, "lookup_timeout_s", 5), reset_timeout_s=_positive(extra, "reset_timeout_s", 10),
         release_timeout_s=_positive(extra, "release_timeout_s", float(release)),
-        layout=_layout(vllm_config, kv_cache_config, groups), model=str(served)[:255],
+        layout=_layout(vllm_config, kv_cache_config, groups, hash_tokens), model=str(served)[:255],
         max_model_len=int(getattr(vllm_config.model_config, "max_model_len", 0) or 0),
         block_tokens=groups[0].block_tokens, hash_tokens=hash_tokens, groups=groups, rank=rank,
         world_size=int(parallel.world_size), tp_size=int(parallel.tensor_parallel_size),

@@ -118,7 +118,7 @@ class Worker:
 
     def release(self) -> None:
         """Before the cache is unmapped. Raises, and then nothing was given up."""
-        if self._released or self._pump is None:
+        if self._pump is None or (self._released and self._detached is None):
             return
         end = time.monotonic() + self._settings.release_timeout_s
         if not self._idle(end):
@@ -127,7 +127,8 @@ class Worker:
             done = threading.Event()
             self._pump.post(lambda: self._detach(done))
             if not done.wait(max(TRANSFER_S, end - time.monotonic())):
-                self._pump.post(self._keep)
+                if not self._released:  # else nothing is to be kept, and what is awaited is awaited on
+                    self._pump.post(self._keep)
                 raise TimeoutError("kvplane: the daemon did not give up the KV cache's memory")
             self._memory.close()  # a descriptor keeps memory as well
         self._released = True
@@ -147,6 +148,11 @@ class Worker:
             self._released = False
             self._hand_over_if_attached()
 
+    def _hand_over_anew(self) -> None:
+        self._detached = None  # a session that ends still gives up what is of before
+        self._released = False
+        self._hand_over_if_attached()
+
     def _hand_over_if_attached(self) -> None:
         if self._pump is not None and self._pump.session.attached():
             self._hand_over(self._pump.session)
@@ -161,8 +167,7 @@ class Worker:
             assert self._shape is not None
             self._memory = Direct(self._shape)
             self._registered.clear()
-            self._released = False
-            self._pump.post(self._hand_over_if_attached)
+            self._pump.post(self._hand_over_anew)
             if not self._registered.wait(self._settings.reset_timeout_s) or self._regions_failed:
                 done = threading.Event()
                 self._pump.post(lambda: self._detach(done))
@@ -179,6 +184,8 @@ class Worker:
     # ---- a step
 
     def start_loads(self, metadata: StepMetadata) -> None:
+        self.preempted(metadata.preempted)  # a runner may not have told of all of them
+        event = self._event() if metadata.loads else None
         for load in metadata.loads:
             with self._changed:
                 self._loading[load.req_id] = _Loading(len(load.blocks))
@@ -187,7 +194,7 @@ class Worker:
             elif self._pump is None:
                 self._loaded(load, load.blocks, [link.Result.DISCONNECTED] * len(load.blocks))
             else:
-                self._pump.post(lambda load=load: self._get(load))  # type: ignore[misc]
+                self._pump.post(lambda load=load: self._get(load, event))  # type: ignore[misc]
 
     def start_saves(self, metadata: StepMetadata) -> None:
         for save in metadata.saves:
@@ -205,6 +212,8 @@ class Worker:
     def preempted(self, req_ids: Iterable[str]) -> None:
         """Their blocks are about to be written by others."""
         mine = set(req_ids)
+        with self._changed:
+            self._saved -= mine
         if not mine or self._pump is None:
             return
         with self._changed:
@@ -244,45 +253,67 @@ class Worker:
         size = max(1, min(BATCH_ENTRIES, BATCH_SLICES // pieces))
         return (blocks[at:at + size] for at in range(0, len(blocks), size))
 
-    def _get(self, load: Load) -> None:
-        for blocks in self._batches(load.blocks):
-            if isinstance(self._memory, Staged):
-                self._get_staged(load, list(blocks))
-            else:
-                self._get_batch(load, blocks, [block.block_id for block in blocks], lambda results, mine=blocks: (  # type: ignore[misc]
-                    self._loaded(load, mine, results)))
+    def _get(self, load: Load, event: Any) -> None:
+        """Whatever happens, every block ends: vLLM waits for the request."""
+        left = list(load.blocks)
+        try:
+            for blocks in self._batches(load.blocks):
+                del left[:len(blocks)]
+                if isinstance(self._memory, Staged):
+                    self._get_staged(load, list(blocks), event)
+                else:
+                    self._get_batch(load, blocks, [block.block_id for block in blocks], lambda results, mine=blocks: (  # type: ignore[misc]
+                        self._loaded(load, mine, results)))
+        except Exception:  # pylint: disable=broad-exception-caught
+            log.exception("kvplane: blocks of request %s are not loaded", load.req_id)
+            self._loaded(load, left, [link.Result.IO] * len(left))
 
     def _get_batch(self, load: Load, blocks: Sequence[Block], where: Sequence[int], done: Callable[[list[int]], None]) -> None:
         assert self._pump is not None
         try:
             self._pump.session.get(load.number, load.token, [self._entry(block, at) for block, at in zip(blocks, where)], done)
-        except link.LinkError as error:
-            failed = [error.result] * len(blocks)
-            self._pump.post(lambda: done(failed))
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            self._fail(error, len(blocks), done)
 
-    def _get_staged(self, load: Load, blocks: list[Block]) -> None:
-        """As many at a time as there are slots; the rest when some are free again."""
+    def _fail(self, error: Exception, count: int, done: Callable[[list[int]], None]) -> None:
+        assert self._pump is not None
+        result = link.Result.IO
+        if isinstance(error, link.LinkError):
+            result = link.Result(error.result)
+        else:
+            log.error("kvplane: a transfer cannot be asked for", exc_info=error)
+        self._pump.post(lambda: done([result] * count))
+
+    def _get_staged(self, load: Load, blocks: list[Block], event: Any) -> None:
+        """As many at a time as there are slots; the rest when some are free again. `event`: until then what the GPU was
+        given before may use the blocks."""
         assert isinstance(self._memory, Staged)
         memory: Staged = self._memory
 
         def some() -> bool:
-            n = min(len(blocks), len(memory.free))
-            if n == 0:
+            slots: list[int] = []
+            while len(slots) < len(blocks):
+                try:  # saves take them on another thread
+                    slots.append(memory.free.pop())
+                except IndexError:
+                    break
+            if not slots:
                 return False
-            mine = [blocks.pop(0) for _ in range(n)]
-            slots = [memory.free.pop() for _ in range(n)]
+            mine, blocks[:len(slots)] = blocks[:len(slots)], []
             self._get_batch(load, mine, slots, lambda results: got(mine, slots, results))
             return not blocks
 
         def got(mine: Sequence[Block], slots: Sequence[int], results: list[int]) -> None:
-            for at, (block, slot) in enumerate(zip(mine, slots)):
-                if results[at] == link.Result.OK:
-                    try:
+            try:
+                if event is not None:
+                    event.synchronize()
+                for block, slot, result in zip(mine, slots, results):
+                    if result == link.Result.OK:
                         memory.copy(block.group, slot, block.block_id, out=False)
-                    except Exception:  # pylint: disable=broad-exception-caught
-                        log.exception("kvplane: a block that was got cannot be copied into the cache")
-                        results[at] = link.Result.IO
-            self._synchronize()
+                self._synchronize()
+            except Exception:  # pylint: disable=broad-exception-caught
+                log.exception("kvplane: blocks that were got cannot be copied into the cache")
+                results = [link.Result.IO] * len(mine)
             self._free(slots)
             self._loaded(load, mine, results)
 
@@ -328,8 +359,13 @@ class Worker:
     # ---- puts
 
     def _put(self, save: Save, event: Any) -> None:
-        if event is not None:
-            event.synchronize()
+        try:
+            if event is not None:
+                event.synchronize()
+        except Exception:  # pylint: disable=broad-exception-caught
+            log.exception("kvplane: blocks of request %s are not saved", save.req_id)
+            self._put_done(save, save.blocks, [link.Result.IO] * len(save.blocks))
+            return
         for blocks in self._batches(save.blocks):
             self._put_batch(save, blocks, [block.block_id for block in blocks], lambda results, mine=blocks: (  # type: ignore[misc]
                 self._put_done(save, mine, results)))
@@ -338,9 +374,8 @@ class Worker:
         assert self._pump is not None
         try:
             self._pump.session.put([(self._entry(block, at), save.token) for block, at in zip(blocks, where)], done)
-        except link.LinkError as error:
-            failed = [error.result] * len(blocks)
-            self._pump.post(lambda: done(failed))
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            self._fail(error, len(blocks), done)
 
     def _stage_save(self, save: Save, event: Any) -> None:
         """Here and now: when the step is over the blocks may be written. What finds no slot is not saved."""
@@ -374,8 +409,16 @@ class Worker:
             self._put_done(save, mine, results)
 
         def put() -> None:
-            if copied is not None:
-                copied.synchronize()
+            try:
+                if copied is not None:
+                    copied.synchronize()
+            except Exception:  # pylint: disable=broad-exception-caught
+                log.exception("kvplane: blocks of request %s are not saved", save.req_id)
+                self._free(slots)
+                self._put_done(save, blocks, [link.Result.IO] * len(blocks))
+                return
+            finally:
+                self._put_over(save.req_id, len(blocks))  # the cache's own blocks are read no more
             at = 0
             for batch in self._batches(blocks):
                 used = slots[at:at + len(batch)]
@@ -398,11 +441,16 @@ class Worker:
                 self._stats.add("put_bytes", sum(self._shape.block_bytes(block.group) for block in stored))
             for block in stored:
                 self._stored[(block.group, block.key)] = 1
-            left = self._putting.get(save.req_id, 0) - len(blocks)
+        if not isinstance(self._memory, Staged):
+            self._put_over(save.req_id, len(blocks))
+
+    def _put_over(self, req_id: str, count: int) -> None:
+        with self._changed:
+            left = self._putting.get(req_id, 0) - count
             if left > 0:
-                self._putting[save.req_id] = left
+                self._putting[req_id] = left
             else:
-                self._putting.pop(save.req_id, None)
+                self._putting.pop(req_id, None)
                 self._changed.notify_all()
 
     # ---- what vLLM takes after each step

@@ -10,6 +10,7 @@ class BlockStored:
     block_size: int
     lora_id: object
     medium: object
+    lora_name: object
 
 
 @dataclass
