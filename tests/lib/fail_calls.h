@@ -46,9 +46,10 @@ struct fail_site {
 };
 static struct fail_site fail_sites[FAIL_CALLS_SITES];
 static uint32_t fail_nsites;
-static uint32_t fail_target;                       /* whose turn it is */
-static uint32_t fail_nth;                          /* which of its calls, from 1 */
-static bool fail_hit;                              /* it has failed, in this run */
+static uint32_t fail_target;     /* whose turn it is */
+static uint32_t fail_stride = 1; /* more: only each so-manieth place has its turn */
+static uint32_t fail_nth;        /* which of its calls, from 1 */
+static bool fail_hit;            /* it has failed, in this run */
 static uint32_t fail_callers = FAIL_CALLS_CALLERS; /* a test may take fewer */
 static uint32_t fail_hits;                         /* runs in which something did */
 static _Thread_local bool fail_armed;
@@ -140,7 +141,8 @@ static inline bool fail_calls_run_(void)
     fail_armed = true;
     return true;
 }
-#define FAIL_CALLS_EACH(nth) for (fail_calls_begin_(nth); fail_calls_run_(); fail_target++)
+#define FAIL_CALLS_EACH(nth)                                                                       \
+    for (fail_calls_begin_(nth); fail_calls_run_(); fail_target += fail_stride)
 
 bool wrap_alloc_fails(const void *const *frame)
 {
