@@ -473,7 +473,13 @@ uint64_t kvp_fan_start(struct kvp_pending *pending)
     }
     kvb_list_push_back(&fan->askers, &pending->wait_link);
     kvp_fleet_each(control->config.fleet, add_entry, fan);
-    if (all && fan->own.record.status != KVB_OK) { /* nothing has begun */
+    if (all && fan->own.record.status != KVB_OK) {
+        for (uint32_t i = 0; i < fan->n; i++) {
+            if (fan->entries[i].answer == NULL) {
+                fan->entries[i].answer = kvp_error_body(
+                    409, NULL, "not asked: another instance cannot, and nothing has begun");
+            }
+        }
         end(fan);
         return 0;
     }

@@ -239,7 +239,7 @@ class OneServer(Driven):
             self.calls(server)
         code, answer = daemon.post("/sleep?level=2")
         self.assertEqual(code, 409, answer)
-        for name, why in (("v0", "until it is awake"), ("v2", "--enable-sleep-mode")):
+        for name, why in (("v0", "until it is awake"), ("v1", "not asked"), ("v2", "--enable-sleep-mode")):
             self.assertIn(why, json.dumps(answer["instances"][name]))
         self.assertEqual([self.calls(s) for s in servers], [[]] * 3)  # nothing has begun
         daemon.ok("/wake_up?instance=v0")
