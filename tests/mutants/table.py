@@ -915,7 +915,7 @@ row("fan_deepens_at_all", "P4", "when all sleep, level 2 discards", "server/cont
     "    } else if (ask->operation == KVP_OP_SLEEP && ask->level == 2) {",
     "    } else if (false) {")
 row("fan_begins_with_all_or_not", "P4", "with one instance away nothing begins", "server/control/fan.c", "test_control",
-    "    if (all && fan->own.record.status != KVB_OK) { /* nothing has begun */",
+    "    if (all && fan->own.record.status != KVB_OK) {",
     "    if (false) {")
 row("fan_nobody_joins_what_failed", "P4", "nobody joins what is about to be taken back", "server/control/fan.c", "test_control",
     "    if (can && one_fails(control)) {",
