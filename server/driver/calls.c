@@ -306,6 +306,39 @@ static void on_bound(struct kvb_timer *timer)
     }
 }
 
+void kvp_engine_call_paused(struct kvp_engine_call *call, const struct kvp_web_answer *none)
+{
+    (void)none;
+    call->engine->known.paused = true;
+    call->engine->known.mode = call->mode;
+    kvp_engine_call_end(call, KVB_OK);
+}
+
+static void on_resumed(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
+{
+    if (!call->engine->dialect->done(answer)) {
+        kvp_engine_call_fail(call, answer);
+        return;
+    }
+    call->engine->known.paused = false;
+    kvp_engine_call_end(call, KVB_OK);
+}
+
+static void begin_resume(struct kvp_engine_call *call)
+{
+    const struct kvp_dialect *dialect = call->engine->dialect;
+    struct kvp_known *known = &call->engine->known;
+    if (!kvp_known_resident(known)) {
+        kvp_engine_say(call->engine, "not resumed: its memory is not all resident");
+        kvp_engine_call_end(call, KVB_ERR_BAD_STATE);
+    } else if (known->no_pause) {
+        known->paused = false;
+        kvp_engine_call_end(call, KVB_OK);
+    } else {
+        kvp_engine_call_post(call, on_resumed, dialect->resume_body, "%s", dialect->resume_path);
+    }
+}
+
 static void begin(struct kvp_engine_call *call)
 {
     const struct kvp_dialect *dialect = call->engine->dialect;
@@ -317,7 +350,7 @@ static void begin(struct kvp_engine_call *call)
         break;
     case KVB_LINK_RESUME:
         call->moves = true; /* one that comes late would meet a sleep */
-        dialect->resume(call);
+        begin_resume(call);
         break;
     case KVB_LINK_RESET_LOCAL:
         dialect->reset(call);

@@ -59,8 +59,9 @@ struct kvp_dialect {
     bool sleeps_once;
     bool busy_503;    /* its /health answers so while its scheduler is at work */
     bool tells_state; /* else what it acknowledged is all that is known of it */
+    bool (*done)(const struct kvp_web_answer *answer); /* it is OK, and does not say otherwise */
+    const char *resume_path, *resume_body;             /* body NULL: none */
     void (*pause)(struct kvp_engine_call *call);
-    void (*resume)(struct kvp_engine_call *call);
     void (*reset)(struct kvp_engine_call *call);
     void (*release)(struct kvp_engine_call *call);
     void (*restore)(struct kvp_engine_call *call);
@@ -196,6 +197,8 @@ void kvp_engine_call_fail(struct kvp_engine_call *call, const struct kvp_web_ans
 /* Keeps it as the engine's cause. */
 void kvp_engine_say(struct kvp_engine *engine, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* PAUSE ends: it is paused as was asked. A kvp_next_fn that wants no answer. */
+void kvp_engine_call_paused(struct kvp_engine_call *call, const struct kvp_web_answer *none);
 /* STATE ends with what is known. */
 void kvp_engine_call_end_state(struct kvp_engine_call *call);
 /* Until nothing runs, by what the server says of its load; then next, or TIMEOUT at the deadline.

@@ -55,17 +55,9 @@ static bool done(const struct kvp_web_answer *answer)
     return !failed;
 }
 
-/* ---- pause, resume ---- */
+/* ---- pause ---- */
 
 static void begin_pause(struct kvp_engine_call *call);
-
-static void set_paused(struct kvp_engine_call *call, const struct kvp_web_answer *none)
-{
-    (void)none;
-    call->engine->known.paused = true;
-    call->engine->known.mode = call->mode;
-    kvp_engine_call_end(call, KVB_OK);
-}
 
 static void on_continued(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
@@ -84,7 +76,7 @@ static void on_frozen_load(struct kvp_engine_call *call, const struct kvp_web_an
     if (kvp_answer_ok(answer) && load_of(answer->body, answer->len, &load) && load.running > 0) {
         kvp_engine_call_post(call, on_continued, "{}", "/continue_generation");
     } else {
-        set_paused(call, NULL);
+        kvp_engine_call_paused(call, NULL);
     }
 }
 
@@ -94,14 +86,14 @@ static void on_paused(struct kvp_engine_call *call, const struct kvp_web_answer 
     call->moves = false;
     if (answer->http_status == 404 && !known->no_pause) {
         known->no_pause = true;
-        kvp_engine_call_drained(call, set_paused);
+        kvp_engine_call_drained(call, kvp_engine_call_paused);
     } else if (!done(answer)) {
         kvp_engine_call_fail(call, answer);
     } else if (call->mode == KVB_PAUSE_WAIT) {
         known->paused = true;
         kvp_engine_call_get(call, on_frozen_load, "/get_load");
     } else {
-        set_paused(call, NULL);
+        kvp_engine_call_paused(call, NULL);
     }
 }
 
@@ -119,35 +111,11 @@ static void begin_pause(struct kvp_engine_call *call)
 {
     struct kvp_known *known = &call->engine->known;
     if (known->no_pause) {
-        kvp_engine_call_drained(call, set_paused);
+        kvp_engine_call_drained(call, kvp_engine_call_paused);
     } else if (call->mode == KVB_PAUSE_WAIT) {
         kvp_engine_call_drained(call, pause_now);
     } else {
         pause_now(call, NULL);
-    }
-}
-
-static void on_resumed(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
-{
-    if (!done(answer)) {
-        kvp_engine_call_fail(call, answer);
-        return;
-    }
-    call->engine->known.paused = false;
-    kvp_engine_call_end(call, KVB_OK);
-}
-
-static void begin_resume(struct kvp_engine_call *call)
-{
-    struct kvp_known *known = &call->engine->known;
-    if (!kvp_known_resident(known)) {
-        kvp_engine_say(call->engine, "not resumed: its memory is not all resident");
-        kvp_engine_call_end(call, KVB_ERR_BAD_STATE);
-    } else if (known->no_pause) {
-        known->paused = false;
-        kvp_engine_call_end(call, KVB_OK);
-    } else {
-        kvp_engine_call_post(call, on_resumed, "{}", "/continue_generation");
     }
 }
 
@@ -385,8 +353,10 @@ static const struct kvp_relay relays[] = {
 const struct kvp_dialect kvp_dialect_sglang = {
     .kind = "sglang",
     .busy_503 = true,
+    .done = done,
     .pause = begin_pause,
-    .resume = begin_resume,
+    .resume_path = "/continue_generation",
+    .resume_body = "{}",
     .reset = begin_reset,
     .release = begin_release,
     .restore = begin_restore,

@@ -80,23 +80,15 @@ static void all_resident(struct kvp_known *known)
     known->falling = known->rising = 0;
 }
 
-/* ---- pause, resume ---- */
-
-static void set_paused(struct kvp_engine_call *call, const struct kvp_web_answer *none)
-{
-    (void)none;
-    call->engine->known.paused = true;
-    call->engine->known.mode = call->mode;
-    kvp_engine_call_end(call, KVB_OK);
-}
+/* ---- pause ---- */
 
 static void on_paused(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
 {
     if (kvp_answer_ok(answer)) {
-        set_paused(call, NULL);
+        kvp_engine_call_paused(call, NULL);
     } else if (answer->http_status == 404) { /* then it is idle when nothing runs */
         call->engine->known.no_pause = true;
-        kvp_engine_call_drained(call, set_paused);
+        kvp_engine_call_drained(call, kvp_engine_call_paused);
     } else {
         kvp_engine_call_fail(call, answer);
     }
@@ -105,34 +97,10 @@ static void on_paused(struct kvp_engine_call *call, const struct kvp_web_answer 
 static void begin_pause(struct kvp_engine_call *call)
 {
     if (call->engine->known.no_pause) {
-        kvp_engine_call_drained(call, set_paused);
+        kvp_engine_call_drained(call, kvp_engine_call_paused);
     } else {
         kvp_engine_call_post(call, on_paused, NULL, "/pause?mode=%s&clear_cache=false",
                              kvb_pause_mode_text(call->mode));
-    }
-}
-
-static void on_resumed(struct kvp_engine_call *call, const struct kvp_web_answer *answer)
-{
-    if (!kvp_answer_ok(answer)) {
-        kvp_engine_call_fail(call, answer);
-        return;
-    }
-    call->engine->known.paused = false;
-    kvp_engine_call_end(call, KVB_OK);
-}
-
-static void begin_resume(struct kvp_engine_call *call)
-{
-    struct kvp_known *known = &call->engine->known;
-    if (!kvp_known_resident(known)) {
-        kvp_engine_say(call->engine, "not resumed: its memory is not all resident");
-        kvp_engine_call_end(call, KVB_ERR_BAD_STATE);
-    } else if (known->no_pause) {
-        known->paused = false;
-        kvp_engine_call_end(call, KVB_OK);
-    } else {
-        kvp_engine_call_post(call, on_resumed, NULL, "/resume");
     }
 }
 
@@ -666,8 +634,9 @@ const struct kvp_dialect kvp_dialect_vllm = {
     .kind = "vllm",
     .sleeps_once = true,
     .tells_state = true,
+    .done = kvp_answer_ok,
     .pause = begin_pause,
-    .resume = begin_resume,
+    .resume_path = "/resume",
     .reset = begin_reset,
     .release = begin_release,
     .restore = begin_restore,
