@@ -140,9 +140,7 @@ static void plan_sleep(const struct kvp_ask *ask, const struct kvp_situation *no
         enum kvb_residency target = discard ? KVB_DISCARDED : KVB_OFFLOADED;
         if (now->sleeps_once && discard && fsm->tags[i].residency == KVB_OFFLOADED) {
             plan->nrelease = 0;
-            refuse(plan, KVB_ERR_BAD_STATE,
-                   "this server keeps what it has offloaded until it is awake: POST /wake_up, then "
-                   "/sleep at this level");
+            refuse(plan, KVB_ERR_BAD_STATE, KVP_FOREIGN_SLEEPS_ONCE);
             return;
         }
         if (depth(fsm->tags[i].residency) < depth(target)) {

@@ -137,6 +137,13 @@ struct kvp_rank_ops {
     void (*disconnect)(void *rank, const char *reason);
 };
 
+/* Why not, of those below: for whoever refuses it, before anything or as a step. */
+#define KVP_FOREIGN_SLEEPS_ONCE                                                                    \
+    "this server keeps what it has offloaded until it is awake: POST /wake_up, then /sleep at "    \
+    "this level"
+#define KVP_FOREIGN_NO_RELEASE                                                                     \
+    "this server was started without --enable-sleep-mode: it gives no memory up"
+
 /* A server that is driven by its own routes (server/driver), rather than an engine on the link:
  * none of its KV moves through here, and it shares none. */
 struct kvp_foreign {

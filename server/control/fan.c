@@ -364,12 +364,11 @@ static const char *would_fail(const struct kvp_fan *fan, const struct kvp_view *
         return NULL;
     }
     if (view->no_release) {
-        return "this server was started without --enable-sleep-mode: it gives no memory up";
+        return KVP_FOREIGN_NO_RELEASE;
     }
     for (uint32_t i = 0; i < view->ntags; i++) {
         if (view->sleeps_once && view->tags[i].residency == KVB_OFFLOADED) {
-            return "this server keeps what it has offloaded until it is awake: POST /wake_up, then "
-                   "/sleep at this level";
+            return KVP_FOREIGN_SLEEPS_ONCE;
         }
     }
     return NULL;

@@ -215,7 +215,7 @@ static const char *cannot_release(const struct kvp_engine *engine, unsigned tags
     bool weights = (tags & KVP_TAG_BIT(KVP_TAG_WEIGHTS)) != 0;
     bool kv_here = known->tags[KVP_TAG_KV] == KVB_RESIDENT;
     if (known->no_sleep) {
-        return "this server was started without --enable-sleep-mode: it gives no memory up";
+        return KVP_FOREIGN_NO_RELEASE;
     }
     if (weights && kv_here && (tags & KVP_TAG_BIT(KVP_TAG_KV)) == 0) {
         return "vLLM releases weights only together with kv_cache: use /sleep";
