@@ -447,25 +447,19 @@ static kvb_status_t create_link(struct kvp_daemon *daemon)
 static kvb_status_t create_driver(struct kvp_daemon *daemon)
 {
     const struct kvp_config *config = daemon->config;
-    char token[4096];
+    char *authorization = NULL;
     char tenant[KVB_NAME_MAX] = "default";
-    uint32_t len = 0;
-    bool given = config->engine_token_file[0] != '\0';
-    if (given) {
-        kvb_status_t status = kvp_program_secret("engine-token-file", config->engine_token_file,
-                                                 token, sizeof token, &len);
-        if (status != KVB_OK) {
-            return status;
-        }
-        token[len] = '\0';
-        token[strcspn(token, "\r\n")] = '\0';
+    kvb_status_t status =
+        kvp_program_bearer("engine-token-file", config->engine_token_file, &authorization);
+    if (status != KVB_OK) {
+        return status;
     }
     (void)kvp_next_item(config->tenants, tenant, sizeof tenant);
     tenant[strcspn(tenant, "=")] = '\0';
-    kvb_status_t status =
-        kvp_web_create(kvp_loop_sched(daemon->loop), kvp_loop_io(daemon->loop),
-                       ENGINE_CONNECTIONS * (config->nengines + 1), given ? token : NULL,
-                       config->upstream_ca_file, &daemon->web);
+    status = kvp_web_create(kvp_loop_sched(daemon->loop), kvp_loop_io(daemon->loop),
+                            ENGINE_CONNECTIONS * (config->nengines + 1), authorization,
+                            config->upstream_ca_file, &daemon->web);
+    kvp_program_bearer_free(authorization);
     if (status != KVB_OK) {
         return status;
     }

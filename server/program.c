@@ -420,6 +420,34 @@ kvb_status_t kvp_program_secret(const char *key, const char *path, char *out, si
     return KVB_OK;
 }
 
+kvb_status_t kvp_program_bearer(const char *key, const char *path, char **authorization_p)
+{
+    char token[4096];
+    uint32_t len = 0;
+    char *authorization = NULL;
+    kvb_status_t status =
+        path[0] == '\0' ? KVB_OK : kvp_program_secret(key, path, token, sizeof token, &len);
+    if (status == KVB_OK && len > 0) {
+        token[len] = '\0';
+        int line = (int)strcspn(token, "\r\n"); /* a header has one */
+        status =
+            asprintf(&authorization, "Bearer %.*s", line, token) < 0 ? KVB_ERR_NO_MEMORY : KVB_OK;
+    }
+    explicit_bzero(token, sizeof token);
+    if (status == KVB_OK) {
+        *authorization_p = authorization;
+    }
+    return status;
+}
+
+void kvp_program_bearer_free(char *authorization)
+{
+    if (authorization != NULL) {
+        explicit_bzero(authorization, strlen(authorization));
+        free(authorization);
+    }
+}
+
 kvb_status_t kvp_program_common(const struct kvp_cluster_config *config,
                                 struct kvt_peer_common *common_p)
 {

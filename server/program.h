@@ -22,6 +22,14 @@ KVB_MUST_USE kvb_status_t kvp_program_begin(const char *log_level, const char *l
 KVB_MUST_USE kvb_status_t kvp_program_secret(const char *key, const char *path, char *out,
                                              size_t cap, uint32_t *len_p);
 
+/*
+ * What an Authorization header says with the token that the first line of that file is, for
+ * kvp_program_bearer_free(). path "": NULL. As kvp_program_secret(); NO_MEMORY.
+ */
+KVB_MUST_USE kvb_status_t kvp_program_bearer(const char *key, const char *path,
+                                             char **authorization_p);
+void kvp_program_bearer_free(char *authorization);
+
 /* Tells a service manager that asked for it (systemd's Type=notify): READY=1, STOPPING=1. Nobody
  * asked, or it does not listen (logged): nothing happens. Never waits. */
 void kvp_program_notify(const char *state);

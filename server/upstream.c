@@ -5,31 +5,7 @@
 
 #include "base/assert.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-#define KEY_MAX 4096 /* bytes, NUL included */
-
-static kvb_status_t read_key(const char *path, char **authorization_p)
-{
-    char key[KEY_MAX];
-    uint32_t len;
-    if (path[0] == '\0') {
-        return KVB_OK;
-    }
-    kvb_status_t status = kvp_program_secret("upstream-key-file", path, key, sizeof key, &len);
-    if (status != KVB_OK) {
-        return status;
-    }
-    int written = asprintf(authorization_p, "Bearer %.*s", (int)len, key);
-    explicit_bzero(key, sizeof key);
-    if (written < 0) {
-        *authorization_p = NULL;
-        return KVB_ERR_NO_MEMORY;
-    }
-    return KVB_OK;
-}
 
 static enum kvp_gate gate(const char *word)
 {
@@ -59,7 +35,8 @@ kvb_status_t kvp_upstream_create(const struct kvp_config *config, struct kvb_met
     if (config->upstream[0] == '\0' && config->nengines == 0) {
         return KVB_OK;
     }
-    kvb_status_t status = read_key(config->upstream_key_file, &upstream->authorization);
+    kvb_status_t status = kvp_program_bearer("upstream-key-file", config->upstream_key_file,
+                                             &upstream->authorization);
     if (status == KVB_OK) {
         status = kvp_proxy_create(&proxy, &upstream->proxy);
     }
@@ -78,10 +55,7 @@ kvb_status_t kvp_upstream_create(const struct kvp_config *config, struct kvb_met
 void kvp_upstream_destroy(struct kvp_upstream *upstream)
 {
     kvp_proxy_destroy(upstream->proxy);
-    if (upstream->authorization != NULL) {
-        explicit_bzero(upstream->authorization, strlen(upstream->authorization));
-        free(upstream->authorization);
-    }
+    kvp_program_bearer_free(upstream->authorization);
 }
 
 /* A pause that a sleep has begun with is the sleep already: nothing is to arrive any more. */

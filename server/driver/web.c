@@ -185,7 +185,7 @@ static bool add_header(struct kvp_web *web, const char *line)
 }
 
 kvb_status_t kvp_web_create(struct kvb_sched *sched, struct kvb_io *io, uint32_t connections_max,
-                            const char *token, const char *ca_file, struct kvp_web **web_p)
+                            const char *authorization, const char *ca_file, struct kvp_web **web_p)
 {
     struct kvp_web *web = calloc(1, sizeof *web);
     if (web == NULL) {
@@ -194,10 +194,11 @@ kvb_status_t kvp_web_create(struct kvb_sched *sched, struct kvb_io *io, uint32_t
     web->sched = sched;
     web->ca_file = ca_file;
     bool ok = add_header(web, "Content-Type: application/json") && add_header(web, "Expect:");
-    if (ok && token != NULL) {
+    if (ok && authorization != NULL) {
         char line[4200];
-        (void)snprintf(line, sizeof line, "Authorization: Bearer %s", token);
+        (void)snprintf(line, sizeof line, "Authorization: %s", authorization);
         ok = add_header(web, line);
+        explicit_bzero(line, sizeof line);
     }
     if (!ok || kvb_curl_create(sched, io, connections_max, &web->curl) != KVB_OK) {
         curl_slist_free_all(web->headers);

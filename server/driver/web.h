@@ -49,10 +49,10 @@ struct kvp_web_ops {
 struct kvp_web;
 extern const struct kvp_web_ops kvp_web_ops; /* ctx: a struct kvp_web */
 
-/* token: sent as a bearer's with every request; NULL: none; copied. ca_file: the authorities that
- * an https server's certificate may come from; "": the system's; as alive as it. NO_MEMORY. */
+/* authorization: a header sent with every request; NULL: none; copied. ca_file: the authorities
+ * that an https server's certificate may come from; "": the system's; as alive as it. NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvp_web_create(struct kvb_sched *sched, struct kvb_io *io,
-                                         uint32_t connections_max, const char *token,
+                                         uint32_t connections_max, const char *authorization,
                                          const char *ca_file, struct kvp_web **web_p);
 /* Nothing runs. NULL: nothing. */
 void kvp_web_destroy(struct kvp_web *web);
