@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Requests passed on to the engine's own server. First answers of 1 KiB at 64 connections of wrk,
- * from an nginx that returns a constant: through an nginx as reverse proxy, and through kvplane, in
- * turns; beside them the limit, libcurl alone on one thread asking that server, 64 transfers at a
- * time. Then a stream of chunks, straight from its server and through kvplane at once: how much
- * later each one is there. Then 1,000 slow streams at once, and probes meanwhile.
+ * from an nginx that returns a constant: through an nginx as reverse proxy, through kvplane, and
+ * through the limit, a bare program of the two libraries that kvplane is made of, in turns. Then a
+ * stream of chunks, straight from its server and through kvplane at once: how much later each one
+ * is there. Then 1,000 slow streams at once, and probes meanwhile.
  */
+#include "limit_proxy.h"
 #include "rig.h"
 #include "web_rig.h"
-
-#include <curl/curl.h>
 
 #include <arpa/inet.h>
 #include <poll.h>
@@ -34,70 +33,6 @@
 #define STREAMS     1000u
 #define PROBES      300u
 #define MS(ns)      ((double)(ns) / 1e6)
-
-/* ---- libcurl alone ---- */
-
-static size_t drop(char *data, size_t size, size_t n, void *ctx)
-{
-    (void)data;
-    (void)ctx;
-    return size * n;
-}
-
-static double seconds(const struct rusage *usage)
-{
-    return (double)(usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) +
-           (double)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) / 1e6;
-}
-
-/* Requests a second, by its own loop; the CPU of each in us. */
-static double curl_alone(const char *url, double *us_p)
-{
-    struct rusage before, after;
-    CURLM *multi = curl_multi_init();
-    CURL *easies[CONNECTIONS];
-    uint64_t begun_ns = rig_now_ns();
-    uint64_t end_ns = begun_ns + ROUND_S * 1000000000ull;
-    uint64_t n = 0;
-    int running = 1, left;
-    CURLMsg *message;
-    for (int i = 0; i < CONNECTIONS; i++) {
-        easies[i] = curl_easy_init();
-        if (multi == NULL || easies[i] == NULL ||
-            curl_easy_setopt(easies[i], CURLOPT_URL, url) != CURLE_OK ||
-            curl_easy_setopt(easies[i], CURLOPT_WRITEFUNCTION, drop) != CURLE_OK ||
-            curl_multi_add_handle(multi, easies[i]) != CURLM_OK) {
-            rig_fail("libcurl: no transfer");
-        }
-    }
-    (void)getrusage(RUSAGE_THREAD, &before);
-    while (rig_now_ns() < end_ns) {
-        (void)curl_multi_perform(multi, &running);
-        bool some = false;
-        while ((message = curl_multi_info_read(multi, &left)) != NULL) {
-            CURL *easy = message->easy_handle;
-            if (message->data.result != CURLE_OK) {
-                rig_fail("libcurl: %s", curl_easy_strerror(message->data.result));
-            }
-            n++;
-            some = true;
-            (void)curl_multi_remove_handle(multi, easy);
-            (void)curl_multi_add_handle(multi, easy);
-        }
-        if (!some) {
-            (void)curl_multi_poll(multi, NULL, 0, 10, NULL);
-        }
-    }
-    (void)getrusage(RUSAGE_THREAD, &after);
-    *us_p = (seconds(&after) - seconds(&before)) * 1e6 / (double)n;
-    double rate = (double)n * 1e9 / (double)(rig_now_ns() - begun_ns);
-    for (int i = 0; i < CONNECTIONS; i++) {
-        (void)curl_multi_remove_handle(multi, easies[i]);
-        curl_easy_cleanup(easies[i]);
-    }
-    (void)curl_multi_cleanup(multi);
-    return rate;
-}
 
 /* ---- a server of streams ---- */
 
@@ -323,7 +258,7 @@ static double nginx_ratio(void)
     static char body[BODY + 1];
     char url[64];
     struct rig rig;
-    uint16_t behind = rig_free_port(), before = rig_free_port();
+    uint16_t behind = rig_free_port(), before = rig_free_port(), bare = rig_free_port();
     memset(body, 'x', BODY);
     pid_t upstream =
         web_nginx(RIG_ANY_CPU, "server { listen 127.0.0.1:%u; location / { return 200 '%s'; } }\n",
@@ -339,30 +274,32 @@ static double nginx_ratio(void)
     rig_start(&rig, RIG_ANY_CPU,
               (const char *[]){"--store-bytes", "8MiB", "--upstream", url, NULL});
     web_await(rig.port, rig.daemon, "kvplane", "/x", body);
-    snprintf(url, sizeof url, "http://127.0.0.1:%u/x", behind);
+    pid_t limit = limit_proxy(bare, url);
+    web_await(bare, limit, "the limit", "/x", body);
 
-    double rps[2][ROUNDS], ratio[ROUNDS], limit[ROUNDS], us[3][ROUNDS];
-    const uint16_t ports[2] = {before, rig.port};
-    const pid_t pids[2] = {nginx, rig.daemon};
+    enum { NGINX, KVPLANE, LIMIT, NPROXIES };
+    double rps[NPROXIES][ROUNDS], us[NPROXIES][ROUNDS], ratio[ROUNDS], best[ROUNDS];
+    const uint16_t ports[NPROXIES] = {before, rig.port, bare};
+    const pid_t pids[NPROXIES] = {nginx, rig.daemon, limit};
     for (int i = 0; i < ROUNDS; i++) {
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < NPROXIES; j++) {
             struct web_wrk wrk;
             double begun_s = web_cpu_s(pids[j]);
             web_wrk_start(&wrk, RIG_ANY_CPU, ports[j], "/x", "64", ROUND_S);
             rps[j][i] = web_wrk_end(&wrk);
             us[j][i] = (web_cpu_s(pids[j]) - begun_s) * 1e6 / (rps[j][i] * ROUND_S);
         }
-        double alone = curl_alone(url, &us[2][i]);
-        ratio[i] = rps[1][i] / rps[0][i];
-        limit[i] = alone / rps[0][i];
-        printf("round %d: nginx %.0f, kvplane %.0f, libcurl alone %.0f requests/s\n", i + 1,
-               rps[0][i], rps[1][i], alone);
+        ratio[i] = rps[KVPLANE][i] / rps[NGINX][i];
+        best[i] = rps[LIMIT][i] / rps[NGINX][i];
+        printf("round %d: nginx %.0f, kvplane %.0f, limit %.0f requests/s\n", i + 1, rps[NGINX][i],
+               rps[KVPLANE][i], rps[LIMIT][i]);
     }
-    printf("CPU of a request: nginx %.1f us, kvplane %.1f us, libcurl alone %.1f us\n",
-           rig_quantile(us[0], ROUNDS, 0.5), rig_quantile(us[1], ROUNDS, 0.5),
-           rig_quantile(us[2], ROUNDS, 0.5));
-    printf("curl_limit_ratio=%.3f (libcurl alone, serving nobody, beside nginx)\n",
-           rig_quantile(limit, ROUNDS, 0.5));
+    printf("CPU of a request: nginx %.1f us, kvplane %.1f us, limit %.1f us\n",
+           rig_quantile(us[NGINX], ROUNDS, 0.5), rig_quantile(us[KVPLANE], ROUNDS, 0.5),
+           rig_quantile(us[LIMIT], ROUNDS, 0.5));
+    printf("limit_ratio=%.3f (libmicrohttpd and libcurl alone, beside nginx)\n",
+           rig_quantile(best, ROUNDS, 0.5));
+    web_end(limit);
     rig_stop(&rig);
     web_end(nginx);
     web_end(upstream);
