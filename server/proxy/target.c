@@ -415,9 +415,7 @@ enum kvp_admission kvp_proxy_admit_locked(struct kvp_proxy *proxy, const char *i
     }
     bool asleep = state == KVP_TARGET_ASLEEP;
     kvp_refusal_set(refusal_p, 503, asleep ? RETRY_ASLEEP_S : RETRY_PAUSED_S,
-                    asleep ? "asleep" : "paused", "%s is %s%s%s; %s", choice.told->instance,
-                    asleep ? "asleep" : "paused", choice.told->reason[0] != '\0' ? ": " : "",
-                    choice.told->reason,
-                    asleep ? "POST /wake_up ends that" : "POST /resume ends that");
+                    asleep ? "asleep" : "paused", "%s takes no request that generates: %s",
+                    choice.told->instance, choice.told->reason);
     return gate == KVP_GATE_HOLD ? KVP_HOLD : KVP_REFUSED;
 }

@@ -709,10 +709,10 @@ class Gate(Passthrough):
         daemon.ok("/resume")
         daemon.ok("/sleep?level=1")
         answer = self.ask(daemon, *self.GENERATION)
-        self.refused(answer, 503, "a is asleep", "/wake_up")
+        self.refused(answer, 503, "a takes no request that generates: asleep", "/wake_up")
         self.assertTrue(int(value(answer[1], "Retry-After")) > 0)
         for method, target in (("POST", "/v1/%63ompletions"), ("PUT", "/generate"), ("POST", "/generat%65/")):
-            self.refused(self.ask(daemon, method, target, b"{}"), 503, "a is asleep")
+            self.refused(self.ask(daemon, method, target, b"{}"), 503, "a takes no request that generates: asleep")
         for method, target in (("GET", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/v1/completions/x/cancel")):
             self.assertEqual(self.ask(daemon, method, target)[0], 200, target)
         self.assertEqual(daemon.metric("kvplane_upstream_requests_refused_total", reason="asleep"), 4)
@@ -726,7 +726,7 @@ class Gate(Passthrough):
         daemon.ok("/pause")
         first = self.later(daemon)
         second = self.later(daemon, target="/generate?x=1")
-        self.refused(self.ask(daemon, *self.GENERATION), 503, "a is paused", "/resume")
+        self.refused(self.ask(daemon, *self.GENERATION), 503, "a takes no request that generates: paused", "/resume")
         daemon.ok("/sleep?level=1")  # still held
         self.assertEqual(self.ask(daemon, "POST", "/tokenize", b"t")[2], b"t")
         second.close()
@@ -742,7 +742,7 @@ class Gate(Passthrough):
     def test_a_request_is_held_for_so_long_and_at_the_end_let_go(self):
         daemon, upstream = self.gated("--upstream-while-paused", "hold", "--upstream-hold-bound", "300ms")
         daemon.ok("/pause")
-        self.refused(self.ask(daemon, *self.GENERATION), 503, "a is paused")
+        self.refused(self.ask(daemon, *self.GENERATION), 503, "a takes no request that generates: paused")
         self.assertEqual(daemon.metric("kvplane_upstream_requests_refused_total", reason="held"), 1)
         self.assertTrue(upstream.seen.empty())
 
@@ -762,7 +762,7 @@ class Gate(Passthrough):
         self.assertEqual(values(upstream.seen.queue[1][1], "X-Kvplane-Instance"), [])
         daemon.ok("/pause")
         answer = self.ask(daemon, *self.GENERATION)
-        self.refused(answer, 503, "a is paused")
+        self.refused(answer, 503, "a takes no request that generates: paused")
         self.assertEqual(values(answer[1], "Retry-After"), ["1"])
         daemon.ok("/sleep?level=1")
         self.assertEqual(self.ask(daemon, *self.GENERATION)[0], 200)
