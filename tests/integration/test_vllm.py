@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 
 import harness
 
-PACKAGE = os.path.join(harness.API, "python")
+PACKAGE = os.environ.get("KVPLANE_PACKAGE") or os.path.join(harness.API, "python")
 DOUBLE = os.path.join(harness.ROOT, "tests", "vllm_double")
 TORCH = os.environ.get("KVPLANE_TORCH") == "1"
 PYTHON = "/usr/bin/python3" if TORCH else sys.executable
@@ -291,6 +291,39 @@ class Vllm(harness.Case):
             self.assertEqual(one.call("report")["used"], 0)
             one.generate(prompt(1), prompt(2))
 
+    def loading(self, daemon, **options):
+        """An engine and its request "r", whose load of six blocks has been decided and which the workers have not heard of."""
+        one, two = self.vllm(daemon, "a", **options), self.vllm(daemon, "b")
+        self.shared(one, two)
+        two.generate(prompt(1))
+        one.call("add", request_id="r", tokens=prompt(1), max_tokens=2)
+        one.call("step_to_load")
+        return one
+
+    def test_a_request_whose_load_a_daemon_that_hangs_has_is_computed_where_that_is_safe(self):
+        daemon = self.daemon()
+        one = self.loading(daemon, memory="private", extra={"load_timeout_s": 0.3, "lookup_timeout_s": 0.2, "staging_bytes": 1 << 20})
+        daemon.popen.send_signal(signal.SIGSTOP)
+        try:
+            done = one.call("run")["r"]
+        finally:
+            daemon.popen.send_signal(signal.SIGCONT)
+        self.assertEqual((done["reason"], done["right"]), ("length", True))
+        self.assertEqual(one.call("report")["stats"]["get_failed_blocks"], 6)
+        one.generate(*[prompt(number) for number in range(1, 9)])  # what comes now goes nowhere
+        self.assertEqual(one.call("report")["used"], 0)
+
+    def test_a_request_whose_blocks_a_daemon_that_hangs_may_still_write_waits_until_it_is_killed(self):
+        daemon = self.daemon()
+        one = self.loading(daemon, extra={"load_timeout_s": 0.3, "lookup_timeout_s": 0.2})
+        daemon.popen.send_signal(signal.SIGSTOP)
+        one.send("run")
+        one.says("may still write into 6 of its blocks")
+        self.assertFalse(select.select([one.popen.stdout], [], [], 0.3)[0])
+        daemon.kill()
+        done = one.answer()["r"]
+        self.assertEqual((done["reason"], done["right"]), ("length", True))
+
     def test_engines_serve_without_a_daemon_and_share_again_with_the_next(self):
         daemon = self.daemon()
         engines = [self.vllm(daemon, name) for name in ("a", "b")]
@@ -522,6 +555,16 @@ class Groups(harness.Case):
         self.assertEqual(sorted((event.group_idx, event.token_ids[0]) for event in events), [(group, at) for group in range(2) for at in (0, 16, 32)])
         self.assertEqual({(event.lora_name, event.lora_id, event.medium) for event in events}, {("adapter", 7, "KVPLANE")})
 
+    def test_what_is_remembered_of_blocks_that_were_told_of_is_bounded(self):
+        from kvplane.vllm import scheduler, transfers
+        self.addCleanup(setattr, scheduler, "EVENTS_MAX", scheduler.EVENTS_MAX)
+        scheduler.EVENTS_MAX = 3
+        for at in range(10):
+            stored = {(0, b"whole %d" % at): 1, (0, b"of a rank that does not come %d" % at): 0}
+            self.told(kv_connector_worker_meta=transfers.StoredBlocks(stored))
+        inner = self.scheduler._scheduler  # pylint: disable=protected-access
+        self.assertEqual((len(inner._told), len(inner._stored)), (3, 3))  # pylint: disable=protected-access
+
     def test_what_derives_from_an_earlier_stay_is_not_even_put(self):
         self.compute(self.request("one", 2, ([1, 2], [1, 2]))[0])
         self.assertTrue(self.scheduler.reset_cache())
@@ -529,8 +572,14 @@ class Groups(harness.Case):
                               block_hashes=[b"prefix %d" % at for at in range(3)])
         self.assertEqual(self.start(two, self.TABLE, local=2 * SIZE), (0, False))
         self.assertEqual(self.compute(two, computed=2 * SIZE).saves, [])
-        three, _ = self.request("three", 3, ([4, 5, 6], [4, 5, 6]))
-        self.assertEqual(len(self.compute(three, ([4, 5, 6], [4, 5, 6])).saves), 1)
+        three, _ = self.request("three", 2, ([4, 5], [4, 5]))
+        self.assertEqual(len(self.compute(three, ([4, 5], [4, 5])).saves), 1)
+        # The blocks that "two" began with are computed anew by now, the one that it derived from them is not.
+        four = SimpleNamespace(request_id="four", num_tokens=67, num_prompt_tokens=67, all_token_ids=[],
+                               block_hashes=[b"prefix %d" % at for at in range(4)])
+        table = ([4, 5, 3, 6], [4, 5, 3, 6])
+        self.start(four, table, local=3 * SIZE)
+        self.assertEqual(self.compute(four, table, computed=3 * SIZE).saves, [])
 
     def test_a_step_that_is_not_understood_is_one_that_saves_nothing(self):
         one, _ = self.request("one", 3, self.TABLE)
@@ -774,7 +823,8 @@ class Staging(unittest.TestCase):
         memory.free, memory.fd = self.Slots(range(2)), -1
         memory.copy = lambda group, slot, block, out: self.copied.append((block, out))
         memory.slices = lambda group, slot: []
-        self.worker = worker.Worker(SimpleNamespace(rank=0, release_timeout_s=0.01, reset_timeout_s=0.01), 8, record_event=self.event)
+        self.settings = SimpleNamespace(rank=0, release_timeout_s=0.01, reset_timeout_s=0.01, load_timeout_s=1000)
+        self.worker = worker.Worker(self.settings, 8, record_event=self.event)
         self.pump = self.worker._pump = self.Pump()
         self.worker._memory = self.memory = memory
         self.worker._shape = SimpleNamespace(tag=b"t", spans={0: [1]}, block_bytes=lambda group: 1)
@@ -829,6 +879,27 @@ class Staging(unittest.TestCase):
                 self.assertEqual(self.worker.failed_blocks(), {1, 2, 3})
                 self.assertEqual(sorted(list.copy(self.memory.free)), [0, 1])
 
+    def test_what_comes_too_late_is_dropped(self):
+        """Its blocks are computed by then, or another request's."""
+        self.step(load=[1, 2, 3])
+        self.settings.load_timeout_s = -1
+        self.worker.finished(())
+        self.settings.load_timeout_s = 1000
+        with self.assertLogs("kvplane.vllm", "WARNING"):
+            self.pump.turn()
+        self.assertEqual(self.worker.finished(()), (set(), {"l"}, {"l"}))
+        self.assertEqual(self.worker.failed_blocks(), {1, 2, 3})
+        self.assertTrue(self.worker._idle(0))
+        self.step(load=[1])  # the same request, anew: it waits for a slot
+        asked = len(self.pump.session.asked)
+        self.pump.complete()
+        self.assertEqual((asked, self.copied), (1, []), "two blocks of the load before were asked for, and are not copied")
+        self.assertEqual(self.worker.finished(()), (set(), set(), set()))
+        self.pump.complete()
+        self.assertEqual([block for block, out in self.copied if out is False and block != "event"], [1])
+        self.assertEqual(self.worker.finished(()), (set(), {"l"}, set()))
+        self.assertEqual(sorted(list.copy(self.memory.free)), [0, 1])
+
     def test_what_is_copied_out_is_read_no_more(self):
         self.step(save=[1])
         self.worker.preempted({"s"})  # or it would wait for the daemon
@@ -836,6 +907,18 @@ class Staging(unittest.TestCase):
         self.assertEqual(self.worker.finished({"s"}), ({"s"}, set(), set()))
         self.pump.complete()
         self.assertEqual(sorted(list.copy(self.memory.free)), [0, 1])
+
+    def test_what_is_put_has_been_copied_out(self):
+        asked, self.pump.session.put = self.pump.session.put, lambda entries, done: (self.copied.append("put"), asked(entries, done))
+        self.step(save=[1])
+        self.assertEqual(self.copied, [(1, True), ("event", 1), "put"])
+
+    def test_a_cache_that_is_still_copied_to_is_not_released(self):
+        self.step(load=[1])
+        with self.assertRaises(TimeoutError):
+            self.worker.release()
+        self.pump.complete()
+        self.worker.release()
 
     def test_memory_that_the_daemon_may_still_hold_is_not_released(self):
         from kvplane.vllm import layout

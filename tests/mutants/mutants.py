@@ -3,8 +3,8 @@
 """Takes out, one at a time, each rule of table.py, and demands that a test fails; plants each bug of its second part, and
 demands that a tool that was not written for it finds it.
 
-Nothing in the tree is touched: the changed file is compiled beside it and linked before the library that has the original. A
-mutant that was killed is not run again until its row, its file or its tests change, so that a run that was broken off goes on
+Nothing in the tree is touched: the changed file is compiled beside it and linked before the library that has the original; of the
+Python package the tests get a copy. A mutant that was killed is not run again until its row, its file or its tests change, so that a run that was broken off goes on
 where it was. What a mutant makes fail must hold without it.
 """
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.realpath(__file__))
+PACKAGE = "api/python/"
 ROOT = os.path.dirname(os.path.dirname(HERE))
 DOC = os.path.join(ROOT, "docs/mutants.md")
 SEEDS = os.environ.get("KVPLANE_SEEDS", "120")
@@ -129,9 +131,9 @@ class Test:
         own = [os.path.join(ROOT, path) for path in self.build.own_sources(self.program)]
         return "\0".join(read(path) for path in ([self.script()] if self.integration else own))
 
-    def run(self, program, sound=False):
-        """None: it held. Else what failed. sound: as it should hold, so that a fuzzer only replays its corpus."""
-        environment = dict(os.environ, **ENVIRONMENT)
+    def run(self, program, sound=False, more=None):
+        """None: it held. Else what failed. sound: as it should hold, so that a fuzzer only replays its corpus. more: environment."""
+        environment = {**os.environ, **ENVIRONMENT, **(more or {})}
         found = tempfile.TemporaryDirectory()
         if self.fuzzer:
             corpus = os.path.join(ROOT, "tests/fuzz/corpus", self.name)
@@ -141,7 +143,8 @@ class Test:
             one = self.name.split(":")[1:]
             command = [sys.executable, self.script(), *one]
             environment.update(KVPLANE_PROGRAM=program, KVPLANE_PROXY=os.path.join(self.build.folder, "kvplane_proxy"),
-                               KVPLANE_GROUPS=os.path.join(self.build.folder, "kvplane_groups"))
+                               KVPLANE_GROUPS=os.path.join(self.build.folder, "kvplane_groups"),
+                               KVPLANE_LIBRARY=os.path.join(self.build.folder, "engine/libkvplane/libkvplane.so"))
         elif self.tool:
             command = [program, *(self.arguments or TOOLS[self.name])]
         else:
@@ -226,8 +229,16 @@ class Run:
             raise Bad(f"{test.text} fails without it, too: {mine['failed']}")
 
     def make(self, row, text, tests, folder):
-        """The programs with the rule taken out."""
+        """The programs with the rule taken out, and the environment in which they run."""
         path, _, sources = row.file.partition(":")
+        if path.startswith(PACKAGE):
+            copy = os.path.join(folder, "python")
+            shutil.copytree(os.path.join(ROOT, PACKAGE), copy, ignore=shutil.ignore_patterns("__pycache__"))
+            with open(os.path.join(copy, path.removeprefix(PACKAGE)), "w", encoding="utf8") as file:
+                file.write(text)
+            for program, test in {test.program: test for test in tests}.items():
+                os.symlink(os.path.join(test.build.folder, program), os.path.join(folder, program))
+            return {"KVPLANE_PACKAGE": copy}
         includes = os.path.join(folder, "inc")
         # A header is found by the name that it is included by.
         inner = re.sub(r"^(server|(base|transport|store|engine)/include)/", "", path) if path.endswith(".h") else \
@@ -246,6 +257,7 @@ class Run:
             at = os.path.join(folder, test.program)
             if not os.path.exists(at):
                 test.build.link(test.program, objects[test.build], at)
+        return {}
 
     def try_one(self, row):
         try:
@@ -258,10 +270,10 @@ class Run:
             for test in tests:
                 self.hold_without(test)
             with tempfile.TemporaryDirectory() as folder:
-                self.make(row, text, tests, folder)
+                environment = self.make(row, text, tests, folder)
                 for test in tests:
                     began = time.monotonic()
-                    failed = test.run(os.path.join(folder, test.program))
+                    failed = test.run(os.path.join(folder, test.program), more=environment)
                     if failed is not None:
                         result = {"key": key, "by": test.text, "failed": failed,
                                   "seconds": round(time.monotonic() - began, 1)}

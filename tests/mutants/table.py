@@ -597,6 +597,58 @@ row("driven_level_2_is_not_swallowed", "P4", "a driven server is not told to be 
 row("driven_level_2_of_all", "P4", "a sleep of level 2 of all goes where it cannot be deepened", "server/control/fan.c", "it_driver",
     "first.operation = fan->sleeps_once ? KVP_OP_PAUSE : KVP_OP_SLEEP;",
     "first.operation = KVP_OP_SLEEP;")
+row("vllm_derived_is_of_the_oldest_stay", "P1", "what a vLLM computes from blocks of an earlier stay is of that stay",
+    "api/python/kvplane/vllm/scheduler.py", "it_vllm:Groups",
+    "                    tracked.oldest = self._block_tokens.get(block, NO_TOKEN)",
+    "                    pass")
+row("vllm_blocks_remember_their_stay", "P1", "a block of vLLM's cache is of the stay of what it derives from, also for who uses it next",
+    "api/python/kvplane/vllm/scheduler.py", "it_vllm:Groups",
+    "self._block_tokens[block] = tracked.oldest or NO_TOKEN",
+    "self._block_tokens[block] = tracked.token")
+row("vllm_reset_is_acknowledged", "P1", "a reset of the vLLM connector is done when the daemon has left, too",
+    "api/python/kvplane/vllm/scheduler.py", "it_vllm:Vllm.test_a_reset_that_the_daemon_does_not_acknowledge_is_not_one",
+    "if over.wait(self._settings.reset_timeout_s) and results[0] in (link.Result.OK, link.Result.DISCONNECTED):",
+    "if over.wait(self._settings.reset_timeout_s) or True:")
+row("vllm_preempted_blocks_are_read_first", "P2", "blocks of a preempted request are not written while they are read",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Vllm.test_a_release_that_is_not_over_in_time_gives_nothing_up_and_can_be_tried_again",
+    "if self._changed.wait_for(lambda: not mine & self._putting.keys(), TRANSFER_S):",
+    "if True:")
+row("vllm_sent_is_read", "P2", "vLLM keeps the blocks of a finished request until they are read",
+    "api/python/kvplane/vllm/scheduler.py", "it_vllm",
+    "        self._sending.add(req_id)\n        return True",
+    "        return False")
+row("vllm_failed_blocks_are_told", "P2", "blocks that were not loaded are told to vLLM",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Groups",
+    "                if loading.failed:\n",
+    "                if False:\n")
+row("vllm_late_loads_are_dropped", "P2", "what a hung daemon delivers at last is not copied into blocks that are others' by then",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "            if self._is_over(loading):\n                self._free(slots)\n                return\n",
+    "")
+row("vllm_copies_wait_for_the_gpu", "P2", "what was got is not copied into blocks that the GPU may still use",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "                if event is not None:\n                    event.synchronize()\n                for block, slot, result",
+    "                for block, slot, result")
+row("vllm_copies_out_are_whole", "P2", "what is copied out for a put is there before it is read",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "                if copied is not None:\n                    copied.synchronize()\n",
+    "                pass\n")
+row("vllm_release_waits_for_transfers", "P3", "a vLLM's cache is not unmapped while transfers run",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "        if not self._idle(end):",
+    "        if False:")
+row("vllm_release_waits_for_the_daemon", "P3", "a vLLM's cache is not unmapped before the daemon has let go of it",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "            if not done.wait(max(TRANSFER_S, end - time.monotonic())):",
+    "            if False:")
+row("vllm_loads_end", "P5", "a request whose load a hung daemon has is computed",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "            for loading in late:\n                loading.late = True\n",
+    "            late = []\n")
+row("vllm_versions_vouch_until_a_reset", "P1", "the version that a vLLM started with names its weights until its first reset",
+    "api/python/kvplane/vllm/pristine.py", "it_vllm:Parts",
+    "return asking.connect_ex(_address(settings)) == 0",
+    "return True")
 row("gate_holds_at_the_routes", "P3", "without sleep mode no route gives memory up", "server/control/control.c", "test_control, it_gate",
     "if (control->config.never_sleeps && gives_memory_up(&ask)) {",
     "if (false) {")

@@ -22,6 +22,8 @@ from .transfers import Block, Load, Save, ShapeHandshake, StepMetadata, StoredBl
 log = logging.getLogger("kvplane.vllm")
 
 KEYS_MAX = 4096
+EVENTS_MAX = 1 << 17
+"""Blocks that are remembered so that a KV event tells of each once. What is forgotten is told of again, or by no event."""
 NULL_BLOCK = 0
 """vLLM's block that stands for no block."""
 NO_TOKEN = link.Token()
@@ -69,7 +71,7 @@ class Scheduler:
         self._align = math.lcm(*(group.block_tokens for group in settings.groups))
         self._events = events
         self._stored: dict[tuple[int, bytes], int] = {}
-        self._told: set[tuple[int, bytes]] = set()
+        self._told: dict[tuple[int, bytes], None] = {}  # by age
         self._new_events: list[Any] = []
         self._pristine = Pristine(settings)
         self._pump = Pump(f"{settings.instance}/scheduler", {**settings.link_options(), "roles": link.Role.SCHEDULER, "rank": 0,
@@ -359,10 +361,12 @@ class Scheduler:
             self._stored[key] = self._stored.get(key, 0) + ranks
             if self._stored[key] >= self._settings.world_size:
                 del self._stored[key]
-                self._told.add(key)
+                self._told[key] = None
                 event = self._stored_event(*key)
                 if event is not None:
                     self._new_events.append(event)
+        _forget_oldest(self._told)
+        _forget_oldest(self._stored)
 
     def _stored_event(self, index: int, key: bytes) -> Any:
         made = _base.find("vllm.distributed.kv_events", "BlockStored")
@@ -459,6 +463,11 @@ class Scheduler:
     def close(self) -> None:
         self._pristine.end()
         self._pump.close()
+
+
+def _forget_oldest(kept: dict[tuple[int, bytes], Any]) -> None:
+    while len(kept) > EVENTS_MAX:
+        del kept[next(iter(kept))]
 
 
 def _key(hash_: Any) -> bytes:

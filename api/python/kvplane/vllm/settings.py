@@ -44,6 +44,7 @@ class Settings:
     memory: str
     staging_bytes: int
     lookup_timeout_s: float
+    load_timeout_s: float
     reset_timeout_s: float
     release_timeout_s: float
     layout: str
@@ -189,7 +190,7 @@ def read(vllm_config: Any, kv_cache_config: Any, rank: int) -> Settings:
     extra = dict(transfer.kv_connector_extra_config or {})
     parallel = vllm_config.parallel_config
     known = {"socket", "instance", "tenant", "weights_version", "enable_lookup", "lookup_async", "save_decode_cache", "memory",
-             "staging_bytes", "lookup_timeout_s", "reset_timeout_s", "release_timeout_s"}
+             "staging_bytes", "lookup_timeout_s", "load_timeout_s", "reset_timeout_s", "release_timeout_s"}
     unknown = sorted(set(extra) - known)
     if unknown:
         raise ValueError(f"kv_connector_extra_config: unknown {', '.join(unknown)} (there are: {', '.join(sorted(known))})")
@@ -216,8 +217,8 @@ def read(vllm_config: Any, kv_cache_config: Any, rank: int) -> Settings:
         lookup_async=_flag(extra, "lookup_async", True), save_decode_cache=_flag(extra, "save_decode_cache", False),
         puts=role != "kv_consumer" or _flag(extra, "save_decode_cache", False), gets=role != "kv_producer",
         memory=memory or "auto", staging_bytes=int(_positive(extra, "staging_bytes", 256 << 20)),
-        lookup_timeout_s=_positive(extra, "lookup_timeout_s", 5), reset_timeout_s=_positive(extra, "reset_timeout_s", 10),
-        release_timeout_s=_positive(extra, "release_timeout_s", float(release)),
+        lookup_timeout_s=_positive(extra, "lookup_timeout_s", 5), load_timeout_s=_positive(extra, "load_timeout_s", 75),
+        reset_timeout_s=_positive(extra, "reset_timeout_s", 10), release_timeout_s=_positive(extra, "release_timeout_s", float(release)),
         layout=_layout(vllm_config, kv_cache_config, groups, hash_tokens), model=str(served)[:255],
         max_model_len=int(getattr(vllm_config.model_config, "max_model_len", 0) or 0),
         block_tokens=groups[0].block_tokens, hash_tokens=hash_tokens, groups=groups, rank=rank,

@@ -26,9 +26,12 @@ TRANSFER_S = 75.0
 STORED = (link.Result.OK, link.Result.EXISTS)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Loading:
-    left: int
+    load: Load
+    left: set[Block]
+    since: float
+    late: bool = False
     failed: list[int] = field(default_factory=list)
 
 
@@ -187,14 +190,15 @@ class Worker:
         self.preempted(metadata.preempted)  # a runner may not have told of all of them
         event = self._event() if metadata.loads else None
         for load in metadata.loads:
+            loading = _Loading(load, set(load.blocks), time.monotonic())
             with self._changed:
-                self._loading[load.req_id] = _Loading(len(load.blocks))
+                self._loading[load.req_id] = loading
             if not load.blocks:
-                self._loaded(load, [], [])
+                self._loaded(loading, [], [])
             elif self._pump is None:
-                self._loaded(load, load.blocks, [link.Result.DISCONNECTED] * len(load.blocks))
+                self._loaded(loading, load.blocks, [link.Result.DISCONNECTED] * len(load.blocks))
             else:
-                self._pump.post(lambda load=load: self._get(load, event))  # type: ignore[misc]
+                self._pump.post(lambda loading=loading: self._get(loading, event))  # type: ignore[misc]
 
     def start_saves(self, metadata: StepMetadata) -> None:
         for save in metadata.saves:
@@ -253,20 +257,20 @@ class Worker:
         size = max(1, min(BATCH_ENTRIES, BATCH_SLICES // pieces))
         return (blocks[at:at + size] for at in range(0, len(blocks), size))
 
-    def _get(self, load: Load, event: Any) -> None:
+    def _get(self, loading: _Loading, event: Any) -> None:
         """Whatever happens, every block ends: vLLM waits for the request."""
-        left = list(load.blocks)
+        left = list(loading.load.blocks)
         try:
-            for blocks in self._batches(load.blocks):
+            for blocks in self._batches(loading.load.blocks):
                 del left[:len(blocks)]
                 if isinstance(self._memory, Staged):
-                    self._get_staged(load, list(blocks), event)
+                    self._get_staged(loading, list(blocks), event)
                 else:
-                    self._get_batch(load, blocks, [block.block_id for block in blocks], lambda results, mine=blocks: (  # type: ignore[misc]
-                        self._loaded(load, mine, results)))
+                    self._get_batch(loading.load, blocks, [block.block_id for block in blocks], lambda results, mine=blocks: (  # type: ignore[misc]
+                        self._loaded(loading, mine, results)))
         except Exception:  # pylint: disable=broad-exception-caught
-            log.exception("kvplane: blocks of request %s are not loaded", load.req_id)
-            self._loaded(load, left, [link.Result.IO] * len(left))
+            log.exception("kvplane: blocks of request %s are not loaded", loading.load.req_id)
+            self._loaded(loading, left, [link.Result.IO] * len(left))
 
     def _get_batch(self, load: Load, blocks: Sequence[Block], where: Sequence[int], done: Callable[[list[int]], None]) -> None:
         assert self._pump is not None
@@ -284,13 +288,15 @@ class Worker:
             log.error("kvplane: a transfer cannot be asked for", exc_info=error)
         self._pump.post(lambda: done([result] * count))
 
-    def _get_staged(self, load: Load, blocks: list[Block], event: Any) -> None:
+    def _get_staged(self, loading: _Loading, blocks: list[Block], event: Any) -> None:
         """As many at a time as there are slots; the rest when some are free again. `event`: until then what the GPU was
-        given before may use the blocks."""
+        given before may use the blocks. What comes too late is dropped: the blocks may be another request's."""
         assert isinstance(self._memory, Staged)
         memory: Staged = self._memory
 
         def some() -> bool:
+            if self._is_over(loading):
+                return True
             slots: list[int] = []
             while len(slots) < len(blocks):
                 try:  # saves take them on another thread
@@ -300,10 +306,13 @@ class Worker:
             if not slots:
                 return False
             mine, blocks[:len(slots)] = blocks[:len(slots)], []
-            self._get_batch(load, mine, slots, lambda results: got(mine, slots, results))
+            self._get_batch(loading.load, mine, slots, lambda results: got(mine, slots, results))
             return not blocks
 
         def got(mine: Sequence[Block], slots: Sequence[int], results: list[int]) -> None:
+            if self._is_over(loading):
+                self._free(slots)
+                return
             try:
                 if event is not None:
                     event.synchronize()
@@ -315,10 +324,27 @@ class Worker:
                 log.exception("kvplane: blocks that were got cannot be copied into the cache")
                 results = [link.Result.IO] * len(mine)
             self._free(slots)
-            self._loaded(load, mine, results)
+            self._loaded(loading, mine, results)
 
         if not some():
             self._waiting.append(some)
+
+    def _is_over(self, loading: _Loading) -> bool:
+        with self._changed:
+            return self._loading.get(loading.load.req_id) is not loading
+
+    def _too_late(self, loading: _Loading) -> None:
+        """A daemon that hangs answers nobody and, other than one that ends, may go on later where it was."""
+        if self._is_over(loading):
+            return
+        req_id, left = loading.load.req_id, tuple(loading.left)
+        if isinstance(self._memory, Staged):
+            log.warning("kvplane: request %s: the daemon has not answered for %g s", req_id, self._settings.load_timeout_s)
+            self._loaded(loading, left, [link.Result.TIMEOUT] * len(left))
+        else:
+            log.error("kvplane: request %s waits: the daemon has not answered for %g s, and may still write into %d of its blocks. If it "
+                      "hangs (GET /livez of its --listen does not answer 200), kill it: then they are computed", req_id,
+                      self._settings.load_timeout_s, len(left))
 
     def _synchronize(self) -> None:
         event = self._event()
@@ -334,10 +360,11 @@ class Worker:
                 break
             self._waiting.pop(0)
 
-    def _loaded(self, load: Load, blocks: Sequence[Block], results: Sequence[int]) -> None:
+    def _loaded(self, loading: _Loading, blocks: Sequence[Block], results: Sequence[int]) -> None:
+        req_id = loading.load.req_id
         bad = [block.block_id for block, result in zip(blocks, results) if result != link.Result.OK]
         if bad:
-            log.info("kvplane: request %s: %d of %d blocks are computed instead: %s", load.req_id, len(bad), len(blocks),
+            log.info("kvplane: request %s: %d of %d blocks are computed instead: %s", req_id, len(bad), len(blocks),
                      result_text([result for result in results if result != link.Result.OK]))
         with self._changed:
             self._stats.add("get_blocks", len(blocks) - len(bad))
@@ -345,15 +372,14 @@ class Worker:
             if self._shape is not None:
                 self._stats.add("get_bytes", sum(self._shape.block_bytes(block.group) for block, result in zip(blocks, results)
                                                  if result == link.Result.OK))
-            loading = self._loading[load.req_id]
-            loading.left -= len(blocks)
+            loading.left.difference_update(blocks)
             loading.failed += bad
-            if loading.left <= 0:
-                del self._loading[load.req_id]
-                self._received.add(load.req_id)
+            if not loading.left:
+                del self._loading[req_id]
+                self._received.add(req_id)
                 if loading.failed:
                     self._failed_blocks.update(loading.failed)
-                    self._failed_requests.add(load.req_id)
+                    self._failed_requests.add(req_id)
                 self._changed.notify_all()
 
     # ---- puts
@@ -466,6 +492,13 @@ class Worker:
             self._finished -= sent
             received, self._received = self._received, set()
             failed, self._failed_requests = self._failed_requests, set()
+            end = time.monotonic() - self._settings.load_timeout_s
+            late = [loading for loading in self._loading.values() if not loading.late and loading.since < end]
+            for loading in late:
+                loading.late = True
+        for loading in late:
+            if self._pump is not None:
+                self._pump.post(lambda loading=loading: self._too_late(loading))  # type: ignore[misc]
         return sent, received, failed
 
     def failed_blocks(self) -> set[int]:
