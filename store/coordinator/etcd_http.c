@@ -486,18 +486,20 @@ static void end_stream(struct kvs_http_stream *stream)
     stream->ended(stream);
 }
 
-/* Every whole line; false: the stream is no more. */
+/* Every whole line; false: the stream is no more. A line may be long and come in many pieces. */
 static bool take_lines(struct kvs_http_stream *stream)
 {
-    for (;;) {
-        char *end =
-            stream->impl.len == 0 ? NULL : memchr(stream->impl.text, '\n', stream->impl.len);
+    while (stream->impl.searched < stream->impl.len) {
+        const char *from = stream->impl.text + stream->impl.searched;
+        const char *end = memchr(from, '\n', stream->impl.len - stream->impl.searched);
         if (end == NULL) {
+            stream->impl.searched = stream->impl.len;
             return true;
         }
         size_t len = (size_t)(end - stream->impl.text);
         json_t *object = json_loadb(stream->impl.text, len, JSON_REJECT_DUPLICATES, NULL);
         stream->impl.len -= len + 1;
+        stream->impl.searched = 0;
         memmove(stream->impl.text, end + 1, stream->impl.len);
         if (!json_is_object(object)) {
             json_decref(object);
@@ -510,6 +512,7 @@ static bool take_lines(struct kvs_http_stream *stream)
             return false;
         }
     }
+    return true;
 }
 
 static void on_stream_event(struct kvb_event *event)

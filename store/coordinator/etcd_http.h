@@ -81,7 +81,8 @@ struct kvs_http_stream {
         void *headers;
         char *text;
         size_t len, cap;
-        bool over; /* nothing more will come */
+        size_t searched; /* of it: there is no end of a line */
+        bool over;       /* nothing more will come */
         uint32_t endpoint;
     } impl;
 };
