@@ -28,7 +28,7 @@ FINAL = 32  # and that nobody has used when all is over
 WHOLE_S = 90  # everything is well again so long after the last fault
 REST_S = 60  # and has given back what it took
 # What a kind of fault explains of the errors that a process logs.
-EXPLAINED = {"descriptors": "Too many open files", "memory": "Cannot allocate memory|no memory|out of memory"}
+EXPLAINED = {"descriptors": "Too many open files", "memory": "Cannot allocate memory|no[ _]memory|out of memory"}
 # What a process may have more than at the beginning, at rest: a few buffers and arenas, nothing that grows.
 SLACK = {"rss_kib": lambda before: before // 4 + 8192, "fds": lambda before: 6, "maps": lambda before: before // 4 + 24,
          "threads": lambda before: 1}
@@ -339,15 +339,8 @@ class Chaos:
         if more:
             raise Broken("at rest, more than at the beginning: " + ", ".join(f"{n} {f}" for n, f in more))
 
-    def farewell(self):
-        """Each ends when it is asked, and has nothing to say for itself that no fault explains."""
-        for slot in self.stage.engines + self.stage.daemons + self.stage.stores:
-            with slot.lock:
-                slot.down = True
-            slot.process.popen.terminate()
-            code = slot.process.popen.wait(60)
-            if code != 0:
-                raise Broken(f"{slot.name} ended with {code}")
+    def judge_words(self):
+        """Nobody has anything to say for itself that no fault explains."""
         for slot in self.stage.slots:
             text = slot.process.stderr()
             bad = re.search(r".*(Sanitizer|runtime error:|assertion|Assertion).*", text)
@@ -358,6 +351,17 @@ class Chaos:
                      and not re.search(explained, line)]
             if lines:
                 raise Broken(f"{slot.name} said, among {len(lines)} errors: {lines[0]}")
+
+    def farewell(self):
+        """Each ends when it is asked."""
+        for slot in self.stage.engines + self.stage.daemons + self.stage.stores:
+            with slot.lock:
+                slot.down = True
+            slot.process.popen.terminate()
+            code = slot.process.popen.wait(60)
+            if code != 0:
+                raise Broken(f"{slot.name} ended with {code}")
+        self.judge_words()
 
     def run(self):
         self.set_up()

@@ -122,6 +122,7 @@ class Soak(Chaos):
             self.strike(self.seed + len(self.samples), ROUND_S)
             self.struck += ROUND_S / self.seconds
             self.mended()
+            self.judge_words()
             self.rehearse()
             self.rest()
             first, last = self.samples[0], self.samples[-1]
