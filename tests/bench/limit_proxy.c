@@ -8,6 +8,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +32,11 @@ struct call {
 };
 
 static struct {
+    uint16_t port;
     const char *url;
+} limit;
+
+static _Thread_local struct {
     struct MHD_Daemon *server;
     CURLM *multi;
     int epoll;
@@ -111,7 +116,7 @@ static CURL *take_easy(void)
 static void ask(struct call *call, const char *path)
 {
     char url[256];
-    (void)snprintf(url, sizeof url, "%s%s", proxy.url, path);
+    (void)snprintf(url, sizeof url, "%s%s", limit.url, path);
     call->easy = take_easy();
     if (curl_easy_setopt(call->easy, CURLOPT_URL, url) != CURLE_OK ||
         curl_easy_setopt(call->easy, CURLOPT_WRITEDATA, call) != CURLE_OK ||
@@ -186,16 +191,18 @@ static void completed(void *ctx, struct MHD_Connection *connection, void **call_
 
 /* ---- both ---- */
 
-static void start(uint16_t port)
+static void start(void)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = SERVER};
-    struct sockaddr_in address = {
-        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(port)};
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                  .sin_port = htons(limit.port)};
     proxy.epoll = epoll_create1(EPOLL_CLOEXEC);
     proxy.multi = curl_multi_init();
-    proxy.server = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, port, NULL, NULL,
-                                    handle, NULL, MHD_OPTION_SOCK_ADDR, &address,
-                                    MHD_OPTION_NOTIFY_COMPLETED, completed, NULL, MHD_OPTION_END);
+    proxy.server =
+        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, limit.port, NULL, NULL, handle,
+                         NULL, MHD_OPTION_SOCK_ADDR, &address, MHD_OPTION_LISTENING_ADDRESS_REUSE,
+                         1u, MHD_OPTION_NOTIFY_COMPLETED, completed, NULL, MHD_OPTION_END);
     if (proxy.epoll < 0 || proxy.multi == NULL || proxy.server == NULL ||
         curl_multi_setopt(proxy.multi, CURLMOPT_SOCKETFUNCTION, set_socket) != CURLM_OK ||
         curl_multi_setopt(proxy.multi, CURLMOPT_TIMERFUNCTION, set_timer) != CURLM_OK ||
@@ -255,16 +262,35 @@ static void turn(void)
     }
 }
 
+static void *run(void *arg)
+{
+    (void)arg;
+    start();
+    for (;;) {
+        turn();
+    }
+    return NULL;
+}
+
 pid_t limit_proxy(uint16_t port, const char *url)
 {
+    pthread_t threads[LIMIT_PROXY_THREADS];
     pid_t pid = fork();
     if (pid != 0) {
         return pid;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    proxy.url = url;
-    start(port);
+    limit.port = port;
+    limit.url = url;
+    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) {
+        rig_fail("libcurl does not start");
+    }
+    for (int i = 0; i < LIMIT_PROXY_THREADS; i++) {
+        if (pthread_create(&threads[i], NULL, run, NULL) != 0) {
+            rig_fail("no thread");
+        }
+    }
     for (;;) {
-        turn();
+        pause();
     }
 }
