@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stands in for libFuzzer where there is none: `TARGET [SECONDS [SEED]] FOLDER…` runs a target over
- * the files of its corpus, so that every build keeps what the fuzzer once found, and then for so
- * many seconds of a processor over what chance makes of them: a smoke test, blind to coverage.
+ * Stands in for libFuzzer where there is none: `TARGET [SECONDS] FOLDER…` runs a target over the
+ * files of its corpus, so that every build keeps what the fuzzer once found, and then for so many
+ * seconds of a processor over what chance makes of them: a smoke test, blind to coverage. It keeps
+ * the input that fails; of a leak, which shows at the end, KVPLANE_SEED repeats the run.
  */
 #include "fuzz.h"
 #include "splitmix.h"
@@ -14,6 +15,7 @@
 
 #define GROWTH    4096 /* bytes by which an input may become longer, in all its mutations */
 #define MUTATIONS 8    /* of an input, one upon the other */
+#define HANG_S    120  /* of one input */
 
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed)
@@ -69,7 +71,9 @@ static void run(const uint8_t *data, size_t size)
     if (size > 0) {
         memcpy(now.data, data, size);
     }
+    (void)alarm(HANG_S);
     LLVMFuzzerTestOneInput(now.data, size);
+    (void)alarm(0);
     free(now.data);
     now.data = NULL;
 }
@@ -95,20 +99,28 @@ static void read_file(const char *path)
     corpus[ncorpus++] = input;
 }
 
+static int is_input(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.';
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* In an order that a seed can count on. */
 static void read_folder(const char *path)
 {
-    DIR *folder = opendir(path);
-    struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+    struct dirent **entries = NULL;
+    int n = scandir(path, &entries, is_input, by_name);
+    for (int i = 0; i < n; i++) {
         char file[4096];
-        if (entry->d_name[0] != '.') {
-            (void)snprintf(file, sizeof file, "%s/%s", path, entry->d_name);
-            read_file(file);
-        }
+        (void)snprintf(file, sizeof file, "%s/%s", path, entries[i]->d_name);
+        read_file(file);
+        free(entries[i]);
     }
-    if (folder != NULL) {
-        (void)closedir(folder);
-    }
+    free(entries);
 }
 
 /* ---- chance ---- */
@@ -193,12 +205,11 @@ int main(int argc, char **argv)
 {
     int at = 1;
     unsigned seconds = 0;
-    state = (uint64_t)time(NULL) << 20 ^ (uint64_t)getpid();
+    const char *seed = getenv("KVPLANE_SEED");
+    state =
+        seed != NULL ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL) << 20 ^ (uint64_t)getpid();
     if (at < argc && isdigit((unsigned char)argv[at][0])) {
         seconds = (unsigned)strtoul(argv[at++], NULL, 10);
-        if (at < argc && isdigit((unsigned char)argv[at][0])) {
-            state = strtoull(argv[at++], NULL, 10);
-        }
     }
     for (; at < argc; at++) {
         read_folder(argv[at]);
@@ -207,12 +218,13 @@ int main(int argc, char **argv)
         __sanitizer_set_death_callback(keep);
     }
     (void)signal(SIGABRT, on_abort);
+    (void)signal(SIGALRM, on_abort);
     for (size_t i = 0; i < ncorpus; i++) {
         run(corpus[i].data, corpus[i].size);
     }
     printf("replayed %zu files\n", ncorpus);
     if (ncorpus > 0 && seconds > 0) {
-        printf("seed %llu: ", (unsigned long long)state);
+        printf("KVPLANE_SEED=%llu: ", (unsigned long long)state);
         (void)fflush(stdout);
         printf("%lu mutations of them\n", mutate_for(seconds));
     }
