@@ -302,7 +302,7 @@ class Vllm(harness.Case):
 
     def test_a_request_whose_load_a_daemon_that_hangs_has_is_computed_where_that_is_safe(self):
         daemon = self.daemon()
-        one = self.loading(daemon, memory="private", extra={"load_timeout_s": 0.3, "lookup_timeout_s": 0.2, "staging_bytes": 1 << 20})
+        one = self.loading(daemon, memory="private", extra={"load_timeout_s": 0.3, "staging_bytes": 1 << 20})
         daemon.popen.send_signal(signal.SIGSTOP)
         try:
             done = one.call("run")["r"]
@@ -315,7 +315,7 @@ class Vllm(harness.Case):
 
     def test_a_request_whose_blocks_a_daemon_that_hangs_may_still_write_waits_until_it_is_killed(self):
         daemon = self.daemon()
-        one = self.loading(daemon, extra={"load_timeout_s": 0.3, "lookup_timeout_s": 0.2})
+        one = self.loading(daemon, extra={"load_timeout_s": 0.3})
         daemon.popen.send_signal(signal.SIGSTOP)
         one.send("run")
         one.says("may still write into 6 of its blocks")
@@ -879,12 +879,53 @@ class Staging(unittest.TestCase):
                 self.assertEqual(self.worker.failed_blocks(), {1, 2, 3})
                 self.assertEqual(sorted(list.copy(self.memory.free)), [0, 1])
 
+    def late(self):
+        """The time of what loads is over; the pump's thread has not heard of that."""
+        for loading in self.worker._loading.values():
+            loading.since -= 2 * self.settings.load_timeout_s
+        self.worker._heard -= 2 * self.settings.load_timeout_s
+        self.worker.finished(())
+
+    def test_a_load_that_ends_just_when_it_is_given_up_ends_once(self):
+        self.step(load=[1, 2])
+        self.late()
+        jobs, self.pump.jobs = self.pump.jobs, []
+        self.pump.complete()
+        self.assertEqual(self.worker.finished(()), (set(), {"l"}, set()))
+        self.step(load=[1, 2])  # the same request, anew
+        self.pump.jobs = jobs
+        self.pump.turn()
+        self.assertEqual(self.worker.finished(()), (set(), set(), set()))
+        self.pump.complete()
+        self.assertEqual(self.worker.finished(()), (set(), {"l"}, set()))
+
+    def test_a_daemon_that_answers_anything_does_not_hang(self):
+        """However long a load waits for slots that others have."""
+        self.step(load=range(1, 6))
+        self.worker._loading["l"].since -= 2 * self.settings.load_timeout_s
+        self.pump.complete()  # two of them
+        self.worker.finished(())
+        self.assertEqual(self.pump.jobs, [])
+        self.late()
+        self.assertEqual(len(self.pump.jobs), 1)
+
+    def test_blocks_that_the_daemon_writes_itself_are_not_given_up(self):
+        from kvplane.vllm import layout
+        direct = layout.Direct.__new__(layout.Direct)
+        direct.regions, direct.slices = [], lambda group, block: []
+        self.worker._memory = direct
+        self.step(load=[1, 2])
+        self.late()
+        with self.assertLogs("kvplane.vllm", "ERROR"):
+            self.pump.turn()
+        self.assertEqual(self.worker.finished(()), (set(), set(), set()))
+        self.pump.complete()
+        self.assertEqual(self.worker.finished(()), (set(), {"l"}, set()))
+
     def test_what_comes_too_late_is_dropped(self):
         """Its blocks are computed by then, or another request's."""
         self.step(load=[1, 2, 3])
-        self.settings.load_timeout_s = -1
-        self.worker.finished(())
-        self.settings.load_timeout_s = 1000
+        self.late()
         with self.assertLogs("kvplane.vllm", "WARNING"):
             self.pump.turn()
         self.assertEqual(self.worker.finished(()), (set(), {"l"}, {"l"}))

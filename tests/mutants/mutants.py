@@ -9,6 +9,7 @@ where it was. What a mutant makes fail must hold without it.
 """
 import argparse
 import concurrent.futures
+import glob
 import hashlib
 import json
 import os
@@ -62,7 +63,13 @@ def changed_text(row):
     text = read(os.path.join(ROOT, path))
     if text.count(row.old) != 1:
         raise Bad(f"its text is {text.count(row.old)} times in {path}, not once")
-    return text.replace(row.old, row.new)
+    text = text.replace(row.old, row.new)
+    if path.endswith(".py"):
+        try:
+            compile(text, path, "exec")
+        except SyntaxError as error:
+            raise Bad(f"does not compile: {error}") from error
+    return text
 
 
 class Build:
@@ -129,7 +136,12 @@ class Test:
 
     def sources(self):
         own = [os.path.join(ROOT, path) for path in self.build.own_sources(self.program)]
-        return "\0".join(read(path) for path in ([self.script()] if self.integration else own))
+        if self.integration:
+            own = [self.script()]
+            if self.name.startswith(("it_vllm", "it_python")):  # what is not in the program
+                own += sorted(glob.glob(os.path.join(ROOT, PACKAGE, "**/*.py"), recursive=True))
+                own += sorted(glob.glob(os.path.join(ROOT, "tests/vllm_double/**/*.py"), recursive=True))
+        return "\0".join(read(path) for path in own)
 
     def run(self, program, sound=False, more=None):
         """None: it held. Else what failed. sound: as it should hold, so that a fuzzer only replays its corpus. more: environment."""

@@ -625,6 +625,22 @@ row("vllm_late_loads_are_dropped", "P2", "what a hung daemon delivers at last is
     "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
     "            if self._is_over(loading):\n                self._free(slots)\n                return\n",
     "")
+row("vllm_loads_end_once", "P2", "a load that has ended is not given up, nor the one that the same request has by then",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "        if self._is_over(loading):\n            return\n",
+    "")
+row("vllm_direct_loads_are_kept", "P2", "blocks that a hung daemon may still write are not given to others",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "        req_id, left = loading.load.req_id, tuple(loading.left)\n        if isinstance(self._memory, Staged):",
+    "        req_id, left = loading.load.req_id, tuple(loading.left)\n        if True:")
+row("vllm_finished_blocks_are_read_first", "P2", "blocks of a finished request are others' when they have been read",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Groups",
+    "if req_id not in self._putting}",
+    "}")
+row("vllm_silence_is_of_the_daemon", "P5", "a load that waits for slots is not taken for one that a hung daemon has",
+    "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
+    "max(loading.since, self._heard) < end]",
+    "loading.since < end]")
 row("vllm_copies_wait_for_the_gpu", "P2", "what was got is not copied into blocks that the GPU may still use",
     "api/python/kvplane/vllm/worker.py", "it_vllm:Staging",
     "                if event is not None:\n                    event.synchronize()\n                for block, slot, result",

@@ -217,7 +217,7 @@ def read(vllm_config: Any, kv_cache_config: Any, rank: int) -> Settings:
         lookup_async=_flag(extra, "lookup_async", True), save_decode_cache=_flag(extra, "save_decode_cache", False),
         puts=role != "kv_consumer" or _flag(extra, "save_decode_cache", False), gets=role != "kv_producer",
         memory=memory or "auto", staging_bytes=int(_positive(extra, "staging_bytes", 256 << 20)),
-        lookup_timeout_s=_positive(extra, "lookup_timeout_s", 5), load_timeout_s=_positive(extra, "load_timeout_s", 75),
+        lookup_timeout_s=_positive(extra, "lookup_timeout_s", 5), load_timeout_s=_positive(extra, "load_timeout_s", 150),
         reset_timeout_s=_positive(extra, "reset_timeout_s", 10), release_timeout_s=_positive(extra, "release_timeout_s", float(release)),
         layout=_layout(vllm_config, kv_cache_config, groups, hash_tokens), model=str(served)[:255],
         max_model_len=int(getattr(vllm_config.model_config, "max_model_len", 0) or 0),

@@ -21,8 +21,8 @@ log = logging.getLogger("kvplane.vllm")
 
 BATCH_SLICES = 64 << 10
 BATCH_ENTRIES = 1024
-TRANSFER_S = 75.0
-"""A daemon ends a transfer within 60 s, whatever happens to it."""
+TRANSFER_S = 135.0
+"""A daemon ends a transfer within twice its `transfer-bound` of 60 s, whatever happens to it: as long it may wait, and run."""
 STORED = (link.Result.OK, link.Result.EXISTS)
 
 
@@ -42,6 +42,7 @@ class Worker:
         self._event = record_event
         self._changed = threading.Condition()
         self._loading: dict[str, _Loading] = {}
+        self._heard = time.monotonic()  # when the daemon last answered anything
         self._received: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
@@ -275,9 +276,16 @@ class Worker:
     def _get_batch(self, load: Load, blocks: Sequence[Block], where: Sequence[int], done: Callable[[list[int]], None]) -> None:
         assert self._pump is not None
         try:
-            self._pump.session.get(load.number, load.token, [self._entry(block, at) for block, at in zip(blocks, where)], done)
+            self._pump.session.get(load.number, load.token, [self._entry(block, at) for block, at in zip(blocks, where)], self._answered(done))
         except Exception as error:  # pylint: disable=broad-exception-caught
             self._fail(error, len(blocks), done)
+
+    def _answered(self, done: Callable[[list[int]], None]) -> Callable[[list[int]], None]:
+        def answered(results: list[int]) -> None:
+            self._heard = time.monotonic()
+            done(results)
+
+        return answered
 
     def _fail(self, error: Exception, count: int, done: Callable[[list[int]], None]) -> None:
         assert self._pump is not None
@@ -339,11 +347,11 @@ class Worker:
             return
         req_id, left = loading.load.req_id, tuple(loading.left)
         if isinstance(self._memory, Staged):
-            log.warning("kvplane: request %s: the daemon has not answered for %g s", req_id, self._settings.load_timeout_s)
+            log.warning("kvplane: request %s: the daemon has answered nothing for %g s", req_id, self._settings.load_timeout_s)
             self._loaded(loading, left, [link.Result.TIMEOUT] * len(left))
         else:
-            log.error("kvplane: request %s waits: the daemon has not answered for %g s, and may still write into %d of its blocks. If it "
-                      "hangs (GET /livez of its --listen does not answer 200), kill it: then they are computed", req_id,
+            log.error("kvplane: request %s waits: the daemon has answered nothing for %g s, and may still write into %d of its blocks. If it "
+                      "hangs (GET /livez of its --listen does not answer 200), kill it: then the load has failed", req_id,
                       self._settings.load_timeout_s, len(left))
 
     def _synchronize(self) -> None:
@@ -399,7 +407,7 @@ class Worker:
     def _put_batch(self, save: Save, blocks: Sequence[Block], where: Sequence[int], done: Callable[[list[int]], None]) -> None:
         assert self._pump is not None
         try:
-            self._pump.session.put([(self._entry(block, at), save.token) for block, at in zip(blocks, where)], done)
+            self._pump.session.put([(self._entry(block, at), save.token) for block, at in zip(blocks, where)], self._answered(done))
         except Exception as error:  # pylint: disable=broad-exception-caught
             self._fail(error, len(blocks), done)
 
@@ -493,7 +501,7 @@ class Worker:
             received, self._received = self._received, set()
             failed, self._failed_requests = self._failed_requests, set()
             end = time.monotonic() - self._settings.load_timeout_s
-            late = [loading for loading in self._loading.values() if not loading.late and loading.since < end]
+            late = [loading for loading in self._loading.values() if not loading.late and max(loading.since, self._heard) < end]
             for loading in late:
                 loading.late = True
         for loading in late:
