@@ -80,10 +80,17 @@ static enum kvp_target_state state_of(const struct kvp_view *view)
     return view->scheduler == KVP_SCHEDULER_RUNNING ? KVP_TARGET_RUNNING : KVP_TARGET_PAUSED;
 }
 
+static const char *why(const struct kvp_view *view)
+{
+    if (view->ready) {
+        return "";
+    }
+    return view->degraded && view->message[0] != '\0' ? view->message : view->not_ready;
+}
+
 void kvp_upstream_tell(const struct kvp_upstream *upstream, const struct kvp_view *view)
 {
     if (upstream->proxy != NULL) {
-        kvp_proxy_tell(upstream->proxy, view->instance, state_of(view),
-                       view->ready ? "" : view->not_ready);
+        kvp_proxy_tell(upstream->proxy, view->instance, state_of(view), why(view));
     }
 }

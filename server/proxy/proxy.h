@@ -80,9 +80,9 @@ KVB_MUST_USE kvb_status_t kvp_proxy_set_target(struct kvp_proxy *proxy, const ch
 /* What it is answering goes on. Nothing if there is none of that name. */
 void kvp_proxy_remove_target(struct kvp_proxy *proxy, const char *name);
 /*
- * The state of an instance, target or not; reason: why it takes no traffic and what ends that, said
- * to whom the gate refuses; copied (and cut). A target named "" is in the worst state of all
- * instances told.
+ * The state of an instance, target or not; reason: why it takes no traffic, and what ends that if
+ * it is known, said to whom the gate refuses; copied (and cut). A target named "" is in the worst
+ * state of all instances told.
  */
 void kvp_proxy_tell(struct kvp_proxy *proxy, const char *instance, enum kvp_target_state state,
                     const char *reason);

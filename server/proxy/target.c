@@ -416,6 +416,9 @@ enum kvp_admission kvp_proxy_admit_locked(struct kvp_proxy *proxy, const char *i
     bool asleep = state == KVP_TARGET_ASLEEP;
     kvp_refusal_set(refusal_p, 503, asleep ? RETRY_ASLEEP_S : RETRY_PAUSED_S,
                     asleep ? "asleep" : "paused", "%s takes no request that generates: %s",
-                    choice.told->instance, choice.told->reason);
+                    choice.told->instance,
+                    choice.told->reason[0] != '\0' ? choice.told->reason
+                    : asleep                       ? "asleep"
+                                                   : "paused");
     return gate == KVP_GATE_HOLD ? KVP_HOLD : KVP_REFUSED;
 }
