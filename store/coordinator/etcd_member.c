@@ -548,6 +548,9 @@ static kvb_status_t build_step(struct op *op, struct kvs_txn *txn)
     char epoch[24];
     struct step_record record;
     uint64_t mod_rev;
+    if (op->number != op->member->epoch) {
+        return kvs_retire_is_leaving(op->member, op->number) ? KVB_ERR_AGAIN : KVB_ERR_FENCED;
+    }
     step_of(op, &record, &mod_rev);
     if (record.epoch != op->number) {
         record = (struct step_record){.epoch = op->number};
@@ -614,7 +617,8 @@ void kvs_member_etcd_step(struct kvs_member *base, uint64_t epoch, uint64_t step
     if (op == NULL) {
         return;
     }
-    if (epoch == 0 || epoch != member->epoch) {
+    /* The watch may have told the reset's asker that we have left before the answer tells us. */
+    if (epoch == 0 || (epoch != member->epoch && !kvs_retire_is_leaving(member, epoch))) {
         request->impl.state = NULL;
         kvs_op_free(op);
         kvs_request_answer(kvs_etcd_home(member)->sched, request, KVB_ERR_FENCED);

@@ -191,6 +191,12 @@ static void start_op(struct op *op)
     op->then = json_incref(txn.then);
     op->otherwise = json_incref(txn.otherwise);
     char *body = kvs_txn_body(&txn);
+    if (status == KVB_ERR_AGAIN) {
+        free(body);
+        kvb_sched_timer_set(etcd->sched, &op->again,
+                            kvb_deadline_in_ms(etcd->sched->clock, AGAIN_MS));
+        return;
+    }
     if (status != KVB_OK) {
         free(body);
         end_op(op, status);

@@ -365,6 +365,17 @@ void kvs_retire_left(struct member *member, uint64_t retirement)
     }
 }
 
+bool kvs_retire_is_leaving(const struct member *member, uint64_t epoch)
+{
+    kvb_list_each(&member->lefts, link)
+    {
+        if (kvb_container_of(link, struct op, link)->number == epoch) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ---- what is unbound ---- */
 
 static bool among(const struct kvb_lineage *lineages, uint32_t n, struct kvb_lineage lineage)

@@ -782,6 +782,35 @@ Test(etcd_answers, none_is_believed_of_which_one_thing_is_wrong, .timeout = 1100
     rig_close(&rig);
 }
 
+/* The watch has told the asker of a reset that all have left, and its trainer goes on, before a
+ * member has the answer to its own word that it has. */
+Test(etcd_answers, a_step_waits_until_it_is_known_that_its_member_took_part_in_the_reset)
+{
+    for (int took_part = 0; took_part < 2; took_part++) {
+        struct rig rig;
+        struct ask ask;
+        rig_open(&rig);
+        cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+        rig.fake.rev = EPOCH_REV + 2;
+        rig.fake.hold = true;
+        /* {"path":"t/","asker":"","whole":true,"quiet":false,"awaited":true,"lineages":[]} */
+        push_put(&rig, "retired/x",
+                 "eyJwYXRoIjoidC8iLCJhc2tlciI6IiIsIndob2xlIjp0cnVlLCJxdWlldCI6"
+                 "ZmFsc2UsImF3YWl0ZWQiOnRydWUsImxpbmVhZ2VzIjpbXX0=",
+                 EPOCH_REV);
+        EVENTUALLY(&rig, rig.fake.held != NULL);
+        kvs_member_step(rig.member, EPOCH_REV << 8, 1, asked(&ask));
+        push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", EPOCH_REV + 1);
+        EVENTUALLY(&rig, rig.nnodes == 1);
+        cr_assert(!ask.done);
+        fake_answer_held(&rig.fake, took_part ? NULL : "{\"header\":{\"revision\":\"22\"}}");
+        EVENTUALLY(&rig, ask.done);
+        cr_assert_eq(ask.status, took_part ? KVB_OK : KVB_ERR_FENCED, "%s",
+                     kvb_status_label(ask.status));
+        rig_close(&rig);
+    }
+}
+
 static const char no_lease[] = "{\"error\":\"etcdserver: requested lease not found\",\"code\":5}";
 
 /* A lease that etcd does not have: whatever it is that is told so, everybody has left. */
