@@ -11,6 +11,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <malloc.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -25,7 +26,8 @@
 
 enum {
     ENDPOINTS_MAX = 32,
-    ALIVE_MS = 1000, /* between two signs of life for a watchdog */
+    ALIVE_MS = 1000,        /* between two signs of life for a watchdog */
+    MMAP_BYTES = 256 << 10, /* what is larger is given back when it is freed */
     /* Descriptors. */
     FDS_OWN = 128,     /* files, listeners, loops and threads, etcd, a dump */
     FDS_SESSION = 4,   /* of an engine's session: its socket, and memory that it hands over */
@@ -65,6 +67,10 @@ kvb_status_t kvp_program_begin(const char *log_level, const char *log_format, co
         (void)setrlimit(RLIMIT_NOFILE, &limit); /* fewer connections then, nothing worse */
     }
     (void)signal(SIGPIPE, SIG_IGN);
+    /* Bodies come large and in crowds. glibc would take the second crowd from arenas, by what it
+     * has seen of the first, and something small then keeps all of that for ever. */
+    (void)mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
+    (void)mallopt(M_TRIM_THRESHOLD, 4 * MMAP_BYTES);
     return choose_fault(fault);
 }
 

@@ -13,7 +13,7 @@
 
 /* How the two programs begin: what their common keys (cluster_keys.h) say is put into place. */
 
-/* Log, descriptor limit, signals, fault switch. INVALID: no such fault here; logged. */
+/* Log, descriptor limit, signals, memory, fault switch. INVALID: no such fault here; logged. */
 KVB_MUST_USE kvb_status_t kvp_program_begin(const char *log_level, const char *log_format,
                                             const char *fault);
 
