@@ -322,7 +322,7 @@ void kvs_retire_tenant(struct etcd *etcd, const char *tenant, struct member *ask
                        uint64_t deadline_ns, struct kvs_coord_request *request);
 void kvs_retire_abandon(struct member *member, struct kvb_lineage lineage);
 void kvs_retire_left(struct member *member, uint64_t retirement);
-/* It has, and etcd has not answered yet whether that was part of the reset that began this epoch. */
+/* It has, and etcd has not answered yet whether that was part of the reset of this epoch. */
 bool kvs_retire_is_leaving(const struct member *member, uint64_t epoch);
 void kvs_retire_forget(struct etcd *etcd, const struct kvs_entry *name);
 /* Puts the record of lineages that nobody uses any more; in a txn of another op. */
