@@ -253,6 +253,15 @@ static void probe_beside_streams(void)
 
 /* ---- requests ---- */
 
+/* That wrk has used so far: nobody else is waited for meanwhile. */
+static double wrk_cpu_s(void)
+{
+    struct rusage usage;
+    (void)getrusage(RUSAGE_CHILDREN, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+}
+
 static double nginx_ratio(void)
 {
     static char body[BODY + 1];
@@ -278,17 +287,24 @@ static double nginx_ratio(void)
     web_await(bare, limit, "the limit", "/x", body);
 
     enum { NGINX, KVPLANE, LIMIT, NPROXIES };
-    double rps[NPROXIES][ROUNDS], us[NPROXIES][ROUNDS], ratio[ROUNDS], best[ROUNDS];
+    double rps[NPROXIES][ROUNDS], us[NPROXIES][ROUNDS], ratio[ROUNDS], best[ROUNDS], cpu[ROUNDS];
     const uint16_t ports[NPROXIES] = {before, rig.port, bare};
     const pid_t pids[NPROXIES] = {nginx, rig.daemon, limit};
     for (int i = 0; i < ROUNDS; i++) {
+        double both_us = 0; /* of a request, by wrk and the server behind, with nginx */
         for (int j = 0; j < NPROXIES; j++) {
             struct web_wrk wrk;
+            double both_s = wrk_cpu_s() + web_cpu_s(upstream);
             double begun_s = web_cpu_s(pids[j]);
             web_wrk_start(&wrk, RIG_ANY_CPU, ports[j], "/x", "64", ROUND_S);
             rps[j][i] = web_wrk_end(&wrk);
             us[j][i] = (web_cpu_s(pids[j]) - begun_s) * 1e6 / (rps[j][i] * ROUND_S);
+            if (j == NGINX) {
+                both_s = wrk_cpu_s() + web_cpu_s(upstream) - both_s;
+                both_us = both_s * 1e6 / (rps[j][i] * ROUND_S);
+            }
         }
+        cpu[i] = (us[NGINX][i] + both_us) / (us[LIMIT][i] + both_us);
         ratio[i] = rps[KVPLANE][i] / rps[NGINX][i];
         best[i] = rps[LIMIT][i] / rps[NGINX][i];
         printf("round %d: nginx %.0f, kvplane %.0f, limit %.0f requests/s\n", i + 1, rps[NGINX][i],
@@ -299,6 +315,8 @@ static double nginx_ratio(void)
            rig_quantile(us[LIMIT], ROUNDS, 0.5));
     printf("limit_ratio=%.3f (libmicrohttpd and libcurl alone, beside nginx)\n",
            rig_quantile(best, ROUNDS, 0.5));
+    printf("cpu_limit_ratio=%.3f (what that program's CPU allows, if no core ever waited)\n",
+           rig_quantile(cpu, ROUNDS, 0.5));
     web_end(limit);
     rig_stop(&rig);
     web_end(nginx);

@@ -11,6 +11,7 @@
  * request on and none of an answer before it is whole, bounds nothing, and drives both libraries
  * from one epoll set, in two threads that share nothing. (kvplane cannot do that: libmicrohttpd
  * 0.9.75 loses clients that close where it is driven by epoll, so it polls in a thread of its own.)
+ * Its rate is no bound, for it waits at times; what its CPU allows is.
  */
 #define LIMIT_PROXY_THREADS 2 /* as many as kvplane has for it */
 
