@@ -78,6 +78,12 @@ struct op *kvs_op_create(struct etcd *etcd, const struct op_type *type, struct m
     return op;
 }
 
+static void once_more(struct op *op)
+{
+    kvb_sched_timer_set(op->etcd->sched, &op->again,
+                        kvb_deadline_in_ms(op->etcd->sched->clock, AGAIN_MS));
+}
+
 /* Lasting: kept for when etcd is back, or for when there is memory. */
 static bool rest(struct op *op, kvb_status_t status)
 {
@@ -133,8 +139,7 @@ static void on_txn(struct kvs_http_call *call, kvb_status_t status, json_t *answ
         status = sound ? op->type->answer(op, &parsed) : KVB_ERR_PROTOCOL;
     }
     if (status == KVB_ERR_AGAIN) {
-        kvb_sched_timer_set(etcd->sched, &op->again,
-                            kvb_deadline_in_ms(etcd->sched->clock, AGAIN_MS));
+        once_more(op);
         return;
     }
     bool lost = status == KVB_ERR_NOT_FOUND && op->lease == etcd->lease;
@@ -193,8 +198,7 @@ static void start_op(struct op *op)
     char *body = kvs_txn_body(&txn);
     if (status == KVB_ERR_AGAIN) {
         free(body);
-        kvb_sched_timer_set(etcd->sched, &op->again,
-                            kvb_deadline_in_ms(etcd->sched->clock, AGAIN_MS));
+        once_more(op);
         return;
     }
     if (status != KVB_OK) {
