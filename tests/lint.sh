@@ -40,6 +40,7 @@ cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --enable=warning,po
 tests/deploy/check.sh || note "deploy/"
 /usr/bin/mypy --no-error-summary --cache-dir=/dev/null --config-file api/python/pyproject.toml api/python/kvplane || note "mypy"
 tests/mutants/mutants.py --check || note "tests/mutants/table.py"
+tests/links.py || note "links"
 git grep -nE '\b(TODO|FIXME|XXX)\b' -- '*.c' '*.h' && note "a TODO without an issue"
 [ "$bad" -eq 0 ] && echo "lint: ok"
 exit "$bad"
