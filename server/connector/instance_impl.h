@@ -86,6 +86,7 @@ struct kvp_op {
     char *relay_body;
     size_t relay_len;
     bool weights_written;
+    bool taken; /* a rank did what was relayed, or may have, or may yet */
 };
 
 struct kvp_instance {

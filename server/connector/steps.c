@@ -382,6 +382,9 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
             break;
         }
     }
+    if (call->type == KVB_LINK_RELAY && (status == KVB_OK || status == KVB_ERR_TIMEOUT)) {
+        op->taken = true;
+    }
     if (status != KVB_OK && op->step_status == KVB_OK) {
         op->step_status = status;
         say_why(op, call, status);
@@ -782,7 +785,7 @@ void kvp_step_undo_bracket(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
     bool relayed = op->failed == KVP_STEP_RELAY;
-    bool lost = relayed && op->status == KVB_ERR_TIMEOUT;
+    bool lost = relayed && op->taken;
     if (op->plan.steps[0] == KVP_STEP_BEGIN_UPDATE) {
         kvp_instance_bracket(instance, lost ? KVP_BEV_START_LOST : KVP_BEV_START_FAILED);
     } else if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL && lost) {

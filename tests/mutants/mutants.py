@@ -320,10 +320,12 @@ def doc_planted():
 
 
 def write_doc(results):
+    measured = read(DOC).splitlines()
     planted = []
     for bug, line in zip(PLANTED, doc_planted()):
         result = results.all.get(bug.name)
-        planted.append(line + (f" {cell(result['failed'])} | {result['seconds']} |" if result else " – | – |"))
+        kept = next((old for old in measured if old.startswith(line)), f"{line} – | – |")
+        planted.append(f"{line} {cell(result['failed'])} | {result['seconds']} |" if result else kept)
     promises = ", ".join(f"{p} {sum(r.promise == p for r in ROWS)}" for p in sorted({r.promise for r in ROWS}))
     lines = ["# Rules taken out, and bugs planted", "",
              "Made by `./dev mutants` from `tests/mutants/table.py`: each rule is taken out of the code, alone, and one of the tests",
@@ -367,7 +369,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="print the table; nothing is run")
     parser.add_argument("--check", action="store_true", help="the table fits the sources and the page; nothing is run")
     parser.add_argument("--check-page", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--doc", action="store_true", help="write docs/mutants.md from what is remembered; nothing is run")
+    parser.add_argument("--doc", action="store_true", help="write docs/mutants.md from what is remembered, or was written before; nothing is run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="so many at a time (one a core)")
     parser.add_argument("--tests", default=os.path.join(ROOT, "build/debug"), help=argparse.SUPPRESS)
     parser.add_argument("--tools", default=os.path.join(ROOT, "build/faults"), help=argparse.SUPPRESS)

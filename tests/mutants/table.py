@@ -1201,6 +1201,9 @@ row("a_change_whose_call_was_lost", "P1", "a weight change whose end is unknown 
                 [KVP_BEV_CALL_LOST] = B(UNKNOWN, NONE),""",
     """                [KVP_BEV_CALL_FAILED] = B(NONE, CUT),
                 [KVP_BEV_CALL_LOST] = B(NONE, CUT),""")
+row("a_change_that_some_ranks_began", "P4", "a weight change that only some ranks began is running", "server/connector/steps.c", "test_instance",
+    "bool lost = relayed && op->taken;",
+    "bool lost = relayed && op->status == KVB_ERR_TIMEOUT;")
 row("the_word_of_another_rank_s_cache", "P1", "whose cache was reset is compared", "server/connector/fleet.c", "connector_explorer --lens store",
     "hello_p->local_reset_done && kvb_id_none(cache.id);",
     "hello_p->local_reset_done;")

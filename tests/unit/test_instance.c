@@ -713,6 +713,28 @@ Test(instance, a_weight_change_whose_end_is_unknown_is_still_running)
     world_close(&w);
 }
 
+Test(instance, a_weight_change_that_only_some_ranks_began_is_running)
+{
+    for (uint64_t nth = 3; nth <= 4; nth++) { /* the relay to each rank; both have left before */
+        struct world w;
+        world_open(&w, 2, true);
+        w.engine.fault = FAKE_ERROR;
+        w.engine.fault_at = w.engine.ncalls + nth;
+        FAILS(&w, "start", KVB_ERR_INTERNAL);
+        cr_assert(w.engine.update);
+        sim_advance(&w.sim, 100000);
+        cr_assert(world_view(&w).weight_change_running, "call %u", (unsigned)nth);
+        cr_assert_not(world_view(&w).open);
+        OK(&w, "start"); /* the rest of them */
+        OK(&w, "update");
+        OK(&w, "finish");
+        sim_advance(&w.sim, 10000);
+        cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w1");
+        cr_assert(fake_engine_open(&w.engine));
+        world_close(&w);
+    }
+}
+
 Test(instance, weights_written_unseen_are_left_before_anything_opens)
 {
     struct world w;
