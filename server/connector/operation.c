@@ -941,17 +941,21 @@ static void on_moved(struct kvb_event *event)
     }
     bool acked = l->ack != KVP_ACK_LEFT;
     bool failed = instance->ack_status != KVB_OK && instance->ack_status != KVB_IN_PROGRESS;
-    if (op->wait == KVP_WAIT_RETIRED) {
-        if (l->retire_ask == 0) {
-            kvb_status_t status = instance->retire_status;
-            if (status == KVB_OK && l->nretired > 0) { /* nobody was asked */
-                status = l->starved ? KVB_ERR_NO_MEMORY : KVB_ERR_UNAVAILABLE;
-            }
-            if (status != KVB_OK && status != KVB_ERR_NO_MEMORY) {
-                kvp_op_blame(op, KVP_SIDE_COORDINATOR, NULL);
-            }
-            kvp_op_step_done(op, status);
+    if (op->wait == KVP_WAIT_RETIRED && l->retire_ask != 0) {
+        return;
+    }
+    /* A retirement is asked for once the engine has left: also where it leaves once more meanwhile,
+     * for another's reset. */
+    bool comes = l->nretired > 0 && !acked && l->reachable && !l->starved;
+    if (op->wait == KVP_WAIT_RETIRED && !comes) {
+        kvb_status_t status = instance->retire_status;
+        if (status == KVB_OK && l->nretired > 0) { /* nobody was asked */
+            status = l->starved ? KVB_ERR_NO_MEMORY : KVB_ERR_UNAVAILABLE;
         }
+        if (status != KVB_OK && status != KVB_ERR_NO_MEMORY) {
+            kvp_op_blame(op, KVP_SIDE_COORDINATOR, NULL);
+        }
+        kvp_op_step_done(op, status);
     } else if (!acked && failed) {
         kvp_op_say(op, "the engine did not acknowledge that it left its lineage");
         kvp_op_blame(op, KVP_SIDE_ENGINE, NULL);

@@ -905,6 +905,7 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
     case KVP_STEP_NAME:
         return begin_name(op);
     case KVP_STEP_RETIRE:
+        KVP_LINEAGE(instance, disown); /* also where it left once more while it was reset */
         return kvp_op_wait_for(op, KVP_WAIT_RETIRED, KVB_NEVER);
     case KVP_STEP_TENANT:
         op->leaving_begun = true;

@@ -1204,6 +1204,12 @@ row("a_change_whose_call_was_lost", "P1", "a weight change whose end is unknown 
 row("a_change_that_some_ranks_began", "P4", "a weight change that only some ranks began is running", "server/connector/steps.c", "test_instance",
     "bool lost = relayed && op->taken;",
     "bool lost = relayed && op->status == KVB_ERR_TIMEOUT;")
+row("a_reset_owns_its_local_reset_until_it_retires", "P4", "a reset into which another comes retires", "server/connector/steps.c", "test_instance",
+    "KVP_LINEAGE(instance, disown); /* also where",
+    "/* also where")
+row("a_retirement_waits_until_the_engine_left_once_more", "P4", "who did not leave is blamed, and nobody else", "server/connector/operation.c", "test_instance",
+    "bool comes = l->nretired > 0 && !acked",
+    "bool comes = false && !acked")
 row("the_word_of_another_rank_s_cache", "P1", "whose cache was reset is compared", "server/connector/fleet.c", "connector_explorer --lens store",
     "hello_p->local_reset_done && kvb_id_none(cache.id);",
     "hello_p->local_reset_done;")

@@ -569,6 +569,70 @@ Test(instance, a_reset_clears_for_everyone_before_it_answers)
     world_close(&w);
 }
 
+/* Another instance resets the tenant with the nth of a's calls, as it begins or as it ends. */
+static struct other_reset {
+    struct world *w;
+    uint32_t left;
+    bool ended;
+    struct told *told;
+} other_reset;
+static void reset_by_other(void *ctx, const struct fake_step *step, kvb_status_t status)
+{
+    (void)ctx;
+    (void)step;
+    if ((status != KVB_IN_PROGRESS) == other_reset.ended && other_reset.left > 0 &&
+        --other_reset.left == 0) {
+        other_reset.told = world_start_on(other_reset.w, "b", "tenant");
+    }
+}
+
+Test(instance, a_reset_into_which_another_comes_at_any_moment_is_done_and_blames_nobody)
+{
+    for (uint32_t i = 0; i < 12; i++) {
+        struct world w;
+        world_open(&w, 2, true);
+        world_add_other(&w);
+        struct kvb_lineage before = world_view(&w).lineage;
+        other_reset = (struct other_reset){.w = &w, .left = i / 2 + 1, .ended = i % 2 == 1};
+        w.engine.watch = reset_by_other;
+        struct told *told = world_do(&w, "reset external");
+        w.engine.watch = NULL;
+        cr_expect_eq(told->status, KVB_OK, "%u: %s", i, told->message);
+        cr_expect_eq(told->external, KVP_EXTERNAL_DONE, "%u", i);
+        if (other_reset.told != NULL) {
+            world_await(&w, other_reset.told);
+            cr_expect_eq(other_reset.told->status, KVB_OK, "%u: %s", i, other_reset.told->message);
+        }
+        cr_expect(i >= 6 || other_reset.told != NULL, "%u", i);
+        sim_advance(&w.sim, 10000);
+        cr_expect_not(kvb_lineage_equal(world_view(&w).lineage, before));
+        cr_expect(fake_engine_open(&w.engine), "%u", i);
+        world_close(&w);
+    }
+}
+
+Test(instance, a_reset_that_waits_for_an_engine_to_leave_once_more_blames_the_engine)
+{
+    struct world w;
+    world_open(&w, 2, true);
+    world_add_other(&w);
+    other_reset = (struct other_reset){.w = &w, .left = 1};
+    w.engine.watch = reset_by_other;
+    w.engine.fault = FAKE_SILENT;
+    w.engine.fault_at = w.engine.ncalls + 4; /* leave, of two ranks, local reset; leave */
+    struct told *told = world_do(&w, "reset external");
+    w.engine.watch = NULL;
+    cr_assert_eq(told->status, KVB_ERR_TIMEOUT, "%s", told->message);
+    cr_expect_eq(told->external, KVP_EXTERNAL_FAILED);
+    cr_expect_eq(told->side, KVP_SIDE_ENGINE);
+    cr_expect(strstr(told->message, "did not acknowledge") != NULL, "%s", told->message);
+    world_await(&w, other_reset.told);
+    sim_advance(&w.sim, 60000);
+    cr_expect_eq(world_view(&w).retirements_pending, 0); /* and is done later */
+    cr_expect(fake_engine_open(&w.engine));
+    world_close(&w);
+}
+
 Test(instance, a_reset_with_the_coordinator_away_fails_but_has_left_and_is_delivered_later)
 {
     struct world w;
