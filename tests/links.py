@@ -21,11 +21,11 @@ def anchors(path):
 
 def dead(document):
     for link in re.findall(r"\]\(([^)]+)\)", text(document)):
-        if "://" in link:
+        if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
         to = document.parent / path if path else document
-        if not to.exists() or anchor and anchor not in anchors(to):
+        if not to.exists() or anchor and to.suffix == ".md" and anchor not in anchors(to):
             yield link
 
 

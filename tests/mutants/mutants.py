@@ -320,7 +320,7 @@ def doc_planted():
 
 
 def write_doc(results):
-    measured = read(DOC).splitlines()
+    measured = read(DOC).splitlines() if os.path.exists(DOC) else []
     planted = []
     for bug, line in zip(PLANTED, doc_planted()):
         result = results.all.get(bug.name)
