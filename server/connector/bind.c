@@ -84,7 +84,9 @@ static void lineage_call_end(struct lineage_call *call)
     free(call);
     switch (done.what) {
     case KVP_DO_SEND:
-        instance->ack_status = done.status;
+        if (done.ask == instance->lineage.send_ask) { /* else of a stay that was left since */
+            instance->ack_status = done.status;
+        }
         if (done.status == KVB_OK) {
             KVP_LINEAGE(instance, acked, done.ask);
             if (instance->lineage.ack != KVP_ACK_LEFT) {

@@ -925,6 +925,12 @@ void kvp_op_step_done(struct kvp_op *op, kvb_status_t status)
     advance(op);
 }
 
+static void not_left(struct kvp_op *op)
+{
+    kvp_op_say(op, "the engine did not acknowledge that it left its lineage");
+    kvp_op_blame(op, KVP_SIDE_ENGINE, NULL);
+}
+
 /* Is what the step waits for so? */
 static void on_moved(struct kvb_event *event)
 {
@@ -957,8 +963,7 @@ static void on_moved(struct kvb_event *event)
         }
         kvp_op_step_done(op, status);
     } else if (!acked && failed) {
-        kvp_op_say(op, "the engine did not acknowledge that it left its lineage");
-        kvp_op_blame(op, KVP_SIDE_ENGINE, NULL);
+        not_left(op);
         kvp_op_step_done(op, instance->ack_status);
     } else if (acked && (op->wait == KVP_WAIT_ACK || kvp_lineage_settled(l))) {
         kvp_op_step_done(op, KVB_OK);
@@ -984,12 +989,18 @@ void kvp_op_lineage_moved(struct kvp_instance *instance)
     }
 }
 
-/* Only NAME and LEFT wait with a bound of their own: a name that does not come is no failure. */
+/* A name that does not come is no failure. */
 static void on_wait_over(struct kvb_timer *timer)
 {
     struct kvp_op *op = kvb_container_of(timer, struct kvp_op, timer);
     bool acked = op->instance->lineage.ack != KVP_ACK_LEFT;
-    kvp_op_step_done(op, acked ? KVB_OK : KVB_ERR_TIMEOUT);
+    bool retired = op->wait != KVP_WAIT_RETIRED;
+    if (!acked) {
+        not_left(op);
+    } else if (!retired) {
+        kvp_op_blame(op, KVP_SIDE_COORDINATOR, NULL);
+    }
+    kvp_op_step_done(op, acked && retired ? KVB_OK : KVB_ERR_TIMEOUT);
 }
 
 bool kvp_op_wait_for(struct kvp_op *op, enum kvp_op_wait wait, uint64_t deadline_ns)

@@ -180,6 +180,10 @@ void kvp_instance_bracket(struct kvp_instance *instance, enum kvp_bracket_event 
         KVB_LOG(WARN, "weight update ended otherwise than by finish: its version names nothing",
                 KVB_STR("instance", instance->name));
     }
+    for (uint32_t i = 0; i < instance->nsessions && instance->fsm.bracket == KVP_BRACKET_NONE;
+         i++) {
+        instance->sessions[i].state.weight_change_running = false;
+    }
     if (was != instance->fsm.bracket) {
         kvp_instance_event(instance, "weight_update", kvp_bracket_text(instance->fsm.bracket));
     }
@@ -350,6 +354,9 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
                 KVP_LINEAGE(instance, written, kvp_instance_random(instance));
                 forget_resets(instance);
             }
+            if (status == KVB_OK && op->ask.operation == KVP_OP_START_UPDATE) {
+                session->state.weight_change_running = true; /* also if another rank is replaced */
+            }
             break;
         case KVB_LINK_RESET_LOCAL:
             if (reply != NULL) {
@@ -382,8 +389,9 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
             break;
         }
     }
-    if (call->type == KVB_LINK_RELAY && (status == KVB_OK || status == KVB_ERR_TIMEOUT)) {
-        op->taken = true;
+    if (call->type == KVB_LINK_RELAY) {
+        op->taken = op->taken || status == KVB_OK;
+        op->lost = op->lost || status == KVB_ERR_TIMEOUT;
     }
     if (status != KVB_OK && op->step_status == KVB_OK) {
         op->step_status = status;
@@ -710,6 +718,13 @@ static enum kvp_leave leave_reason(enum kvp_operation operation)
     }
 }
 
+/* An acknowledgement has its bound, but others' resets may make the instance leave once more and
+ * again meanwhile: not for longer than this, and what follows it. */
+static uint64_t left_by(const struct kvp_instance *instance, uint64_t then_ms)
+{
+    return kvp_instance_in_ms(instance, 2ull * kvb_link_info(KVB_LINK_LINEAGE)->bound_ms + then_ms);
+}
+
 static bool begin_leave(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
@@ -727,7 +742,7 @@ static bool begin_leave(struct kvp_op *op)
     kvp_instance_event(instance, "leave", kvp_operation_label(op->ask.operation));
     KVP_LINEAGE(instance, leave, leave_reason(op->ask.operation), true,
                 kvp_instance_random(instance));
-    return kvp_op_wait_for(op, KVP_WAIT_ACK, KVB_NEVER);
+    return kvp_op_wait_for(op, KVP_WAIT_ACK, left_by(instance, 0));
 }
 
 static void want(struct kvp_instance *instance, const char *tag, enum kvb_residency residency)
@@ -785,9 +800,10 @@ void kvp_step_undo_bracket(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
     bool relayed = op->failed == KVP_STEP_RELAY;
-    bool lost = relayed && op->taken;
+    bool lost = relayed && op->lost;
     if (op->plan.steps[0] == KVP_STEP_BEGIN_UPDATE) {
-        kvp_instance_bracket(instance, lost ? KVP_BEV_START_LOST : KVP_BEV_START_FAILED);
+        bool begun = lost || (relayed && op->taken); /* by some ranks: as where it is not known */
+        kvp_instance_bracket(instance, begun ? KVP_BEV_START_LOST : KVP_BEV_START_FAILED);
     } else if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL && lost) {
         kvp_instance_bracket(instance, KVP_BEV_CALL_LOST);
     } else if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL &&
@@ -866,7 +882,7 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
             KVP_LINEAGE(instance, written, kvp_instance_random(instance));
         }
         kvp_instance_bracket(instance, step == KVP_STEP_BEGIN_CALL ? KVP_BEV_CALL : KVP_BEV_START);
-        return kvp_op_wait_for(op, KVP_WAIT_ACK, KVB_NEVER);
+        return kvp_op_wait_for(op, KVP_WAIT_ACK, left_by(instance, 0));
     case KVP_STEP_RELAY:
     case KVP_STEP_RELAY_SOFT:
         return on_ranks(op, who, ask_relay);
@@ -906,7 +922,8 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
         return begin_name(op);
     case KVP_STEP_RETIRE:
         KVP_LINEAGE(instance, disown); /* also where it left once more while it was reset */
-        return kvp_op_wait_for(op, KVP_WAIT_RETIRED, KVB_NEVER);
+        return kvp_op_wait_for(op, KVP_WAIT_RETIRED,
+                               left_by(instance, instance->fleet->config.bounds.retire_ms));
     case KVP_STEP_TENANT:
         op->leaving_begun = true;
         pending = kvp_bind_tenant_reset(

@@ -163,7 +163,7 @@ static void fill_state(const struct fake_rank *rank, struct kvb_engine_state *st
     memset(state, 0, sizeof *state);
     state->paused = engine->paused && !engine->stopping;
     state->pause_mode = engine->pause_mode;
-    state->weight_change_running = engine->update;
+    state->weight_change_running = engine->update || rank->updating;
     state->weights_written = rank->weights_written;
     state->local_reset_done = engine->local_reset_done;
     state->ntags = engine->ntags;
@@ -182,9 +182,9 @@ static kvb_status_t do_relay(struct fake_call *call)
     call->has_reply = true;
     memset(&call->reply, 0, sizeof call->reply);
     if (strcmp(method, "start_weight_update") == 0) {
-        engine->update = true;
+        rank->updating = true;
     } else if (strcmp(method, "finish_weight_update") == 0) {
-        engine->update = false;
+        rank->updating = false;
     } else if (strncmp(method, "update_weights", 14) == 0) {
         rank->weights++;
         rank->weights_written = true;
@@ -641,6 +641,7 @@ static void restart_rank(struct fake_rank *rank)
     rank->transfers = 0;
     rank->weights = 0;
     rank->weights_written = false;
+    rank->updating = false;
     memset(&rank->lineage, 0, sizeof rank->lineage);
 }
 

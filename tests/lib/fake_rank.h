@@ -57,6 +57,7 @@ struct fake_rank {
     /* acknowledged */
     struct kvb_link_lineage lineage;
     bool weights_written;
+    bool updating; /* between start and finish */
     uint32_t weights;
 };
 

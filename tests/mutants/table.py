@@ -1202,14 +1202,26 @@ row("a_change_whose_call_was_lost", "P1", "a weight change whose end is unknown 
     """                [KVP_BEV_CALL_FAILED] = B(NONE, CUT),
                 [KVP_BEV_CALL_LOST] = B(NONE, CUT),""")
 row("a_change_that_some_ranks_began", "P4", "a weight change that only some ranks began is running", "server/connector/steps.c", "test_instance",
-    "bool lost = relayed && op->taken;",
-    "bool lost = relayed && op->status == KVB_ERR_TIMEOUT;")
+    "bool begun = lost || (relayed && op->taken);",
+    "bool begun = lost;")
+row("a_rank_that_began_a_change_is_known", "P1", "closed while a weight change runs, whichever rank is replaced", "server/connector/steps.c", "test_instance",
+    "session->state.weight_change_running = true; /* also",
+    "/* also")
 row("a_reset_owns_its_local_reset_until_it_retires", "P4", "a reset into which another comes retires", "server/connector/steps.c", "test_instance",
     "KVP_LINEAGE(instance, disown); /* also where",
     "/* also where")
 row("a_retirement_waits_until_the_engine_left_once_more", "P4", "who did not leave is blamed, and nobody else", "server/connector/operation.c", "test_instance",
     "bool comes = l->nretired > 0 && !acked",
     "bool comes = false && !acked")
+row("a_leaving_has_a_bound", "P5", "a leaving has a bound, however often others reset", "server/connector/steps.c", "test_instance",
+    """                kvp_instance_random(instance));
+    return kvp_op_wait_for(op, KVP_WAIT_ACK, left_by(instance, 0));""",
+    """                kvp_instance_random(instance));
+    return kvp_op_wait_for(op, KVP_WAIT_ACK, KVB_NEVER);""")
+row("a_retirement_has_a_bound", "P5", "a retirement has a bound, however often others reset", "server/connector/steps.c", "test_instance",
+    """        return kvp_op_wait_for(op, KVP_WAIT_RETIRED,
+                               left_by(instance, instance->fleet->config.bounds.retire_ms));""",
+    """        return kvp_op_wait_for(op, KVP_WAIT_RETIRED, KVB_NEVER);""")
 row("the_word_of_another_rank_s_cache", "P1", "whose cache was reset is compared", "server/connector/fleet.c", "connector_explorer --lens store",
     "hello_p->local_reset_done && kvb_id_none(cache.id);",
     "hello_p->local_reset_done;")

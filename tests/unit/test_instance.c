@@ -633,6 +633,41 @@ Test(instance, a_reset_that_waits_for_an_engine_to_leave_once_more_blames_the_en
     world_close(&w);
 }
 
+static void reset_is_over(struct kvs_coord_request *request, kvb_status_t status)
+{
+    (void)request;
+    (void)status;
+}
+
+/* Each reset makes it leave once more. Its last leaving is never acknowledged: where it waits for
+ * that, or, with its local reset unanswered, where it would retire. */
+Test(instance, a_leaving_that_nobody_acknowledges_ends_however_often_others_reset)
+{
+    for (uint32_t heard = 0; heard < 2; heard++) {
+        struct world w;
+        world_open(&w, 2, true);
+        struct kvs_coord_request resets[100];
+        w.engine.mute = heard == 0;
+        w.engine.fault = FAKE_SILENT;
+        w.engine.fault_at = w.engine.ncalls + 3;
+        struct told *told = world_start(&w, "reset external");
+        sim_settle(&w.sim);
+        w.engine.mute = true;
+        for (uint32_t i = 0; i < 100 && told->times == 0; i++) {
+            resets[i] = (struct kvs_coord_request){.done = reset_is_over};
+            kvs_tenant_reset(w.coordinator, "default", NULL,
+                             kvb_deadline_in_ms(w.sim.sched.clock, 5000), &resets[i]);
+            sim_advance(&w.sim, 3000);
+        }
+        cr_assert_eq(told->times, 1, "%u", heard);
+        cr_expect_eq(told->side, KVP_SIDE_ENGINE);
+        w.engine.mute = false;
+        sim_advance(&w.sim, 100000);
+        cr_expect(fake_engine_open(&w.engine));
+        world_close(&w);
+    }
+}
+
 Test(instance, a_reset_with_the_coordinator_away_fails_but_has_left_and_is_delivered_later)
 {
     struct world w;
@@ -779,24 +814,52 @@ Test(instance, a_weight_change_whose_end_is_unknown_is_still_running)
 
 Test(instance, a_weight_change_that_only_some_ranks_began_is_running)
 {
-    for (uint64_t nth = 3; nth <= 4; nth++) { /* the relay to each rank; both have left before */
+    static const enum fake_fault faults[] = {FAKE_ERROR, FAKE_VANISH};
+    for (uint32_t i = 0; i < 4; i++) { /* the relay to each rank; both have left before */
         struct world w;
         world_open(&w, 2, true);
-        w.engine.fault = FAKE_ERROR;
-        w.engine.fault_at = w.engine.ncalls + nth;
-        FAILS(&w, "start", KVB_ERR_INTERNAL);
-        cr_assert(w.engine.update);
+        w.engine.fault = faults[i / 2];
+        w.engine.fault_at = w.engine.ncalls + 3 + i % 2;
+        FAILS(&w, "start", i < 2 ? KVB_ERR_INTERNAL : KVB_ERR_DISCONNECTED);
+        cr_assert(w.engine.ranks[1 - i % 2].updating);
+        cr_assert_not(w.engine.ranks[i % 2].updating);
+        fake_engine_attach(&w.engine); /* who vanished */
         sim_advance(&w.sim, 100000);
-        cr_assert(world_view(&w).weight_change_running, "call %u", (unsigned)nth);
+        cr_assert(world_view(&w).weight_change_running, "%u", i);
         cr_assert_not(world_view(&w).open);
         OK(&w, "start"); /* the rest of them */
         OK(&w, "update");
         OK(&w, "finish");
         sim_advance(&w.sim, 10000);
-        cr_assert_str_eq(world_view(&w).weights_name, "fingerprint:w1");
+        cr_assert_not(world_view(&w).weight_change_running, "%u", i);
         cr_assert(fake_engine_open(&w.engine));
         world_close(&w);
     }
+}
+
+Test(instance,
+     a_call_that_a_rank_refuses_while_paused_leaves_the_change_and_its_version_as_they_were)
+{
+    struct world w;
+    world_open_fleet(&w, true, NULL);
+    fake_engine_init(&w.engine, &w.sim, w.fleet, "a", 2);
+    w.engine.fingerprints = false;
+    strcpy(w.engine.hello.weights_name, "0");
+    fake_engine_attach(&w.engine);
+    sim_settle(&w.sim);
+    OK(&w, "pause");
+    OK(&w, "update v=5");
+    w.engine.fault = FAKE_ERROR;
+    w.engine.fault_at = w.engine.ncalls + 4; /* of rank 1: leave and relay */
+    FAILS(&w, "update", KVB_ERR_INTERNAL);
+    sim_advance(&w.sim, 100000);
+    cr_assert(world_view(&w).weight_change_running);
+    cr_assert_not(world_view(&w).open);
+    OK(&w, "update");
+    OK(&w, "resume");
+    cr_assert_str_eq(world_view(&w).weights_name, "5");
+    cr_assert(fake_engine_open(&w.engine));
+    world_close(&w);
 }
 
 Test(instance, weights_written_unseen_are_left_before_anything_opens)
@@ -1524,7 +1587,7 @@ Test(instance, a_start_that_was_not_answered_is_relayed_again_when_repeated)
     cr_assert_not(world_view(&w).weight_change_running); /* the engine says so */
     cr_assert(fake_engine_open(&w.engine));
     OK(&w, "start");
-    cr_assert(w.engine.update);
+    cr_assert(w.engine.ranks[0].updating);
     OK(&w, "finish");
     w.engine.fault = FAKE_LATE;
     w.engine.fault_at = w.engine.ncalls + 2;
