@@ -86,8 +86,7 @@ struct kvp_op {
     char *relay_body;
     size_t relay_len;
     bool weights_written;
-    bool taken; /* a rank did what was relayed */
-    bool lost;  /* a rank did not answer it: may have done it, or may yet */
+    bool taken; /* a rank did what was relayed, or did not answer: may have, or may yet */
 };
 
 struct kvp_instance {

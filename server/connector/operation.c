@@ -993,14 +993,15 @@ void kvp_op_lineage_moved(struct kvp_instance *instance)
 static void on_wait_over(struct kvb_timer *timer)
 {
     struct kvp_op *op = kvb_container_of(timer, struct kvp_op, timer);
-    bool acked = op->instance->lineage.ack != KVP_ACK_LEFT;
-    bool retired = op->wait != KVP_WAIT_RETIRED;
-    if (!acked) {
-        not_left(op);
-    } else if (!retired) {
+    const struct kvp_lineage *l = &op->instance->lineage;
+    bool acked = l->ack != KVP_ACK_LEFT;
+    bool retires = op->wait == KVP_WAIT_RETIRED;
+    if (retires && (acked || l->retire_ask != 0)) {
         kvp_op_blame(op, KVP_SIDE_COORDINATOR, NULL);
+    } else if (!acked) {
+        not_left(op);
     }
-    kvp_op_step_done(op, acked && retired ? KVB_OK : KVB_ERR_TIMEOUT);
+    kvp_op_step_done(op, acked && !retires ? KVB_OK : KVB_ERR_TIMEOUT);
 }
 
 bool kvp_op_wait_for(struct kvp_op *op, enum kvp_op_wait wait, uint64_t deadline_ns)

@@ -180,10 +180,6 @@ void kvp_instance_bracket(struct kvp_instance *instance, enum kvp_bracket_event 
         KVB_LOG(WARN, "weight update ended otherwise than by finish: its version names nothing",
                 KVB_STR("instance", instance->name));
     }
-    for (uint32_t i = 0; i < instance->nsessions && instance->fsm.bracket == KVP_BRACKET_NONE;
-         i++) {
-        instance->sessions[i].state.weight_change_running = false;
-    }
     if (was != instance->fsm.bracket) {
         kvp_instance_event(instance, "weight_update", kvp_bracket_text(instance->fsm.bracket));
     }
@@ -354,9 +350,6 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
                 KVP_LINEAGE(instance, written, kvp_instance_random(instance));
                 forget_resets(instance);
             }
-            if (status == KVB_OK && op->ask.operation == KVP_OP_START_UPDATE) {
-                session->state.weight_change_running = true; /* also if another rank is replaced */
-            }
             break;
         case KVB_LINK_RESET_LOCAL:
             if (reply != NULL) {
@@ -389,9 +382,8 @@ static void on_answer(void *arg, kvb_status_t status, const union kvp_rank_reply
             break;
         }
     }
-    if (call->type == KVB_LINK_RELAY) {
-        op->taken = op->taken || status == KVB_OK;
-        op->lost = op->lost || status == KVB_ERR_TIMEOUT;
+    if (call->type == KVB_LINK_RELAY && (status == KVB_OK || status == KVB_ERR_TIMEOUT)) {
+        op->taken = true;
     }
     if (status != KVB_OK && op->step_status == KVB_OK) {
         op->step_status = status;
@@ -800,9 +792,10 @@ void kvp_step_undo_bracket(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
     bool relayed = op->failed == KVP_STEP_RELAY;
-    bool lost = relayed && op->lost;
+    bool unknown = op->before.bracket == KVP_BRACKET_UNKNOWN; /* and no failure ends that */
+    bool lost = unknown || (relayed && op->status == KVB_ERR_TIMEOUT);
     if (op->plan.steps[0] == KVP_STEP_BEGIN_UPDATE) {
-        bool begun = lost || (relayed && op->taken); /* by some ranks: as where it is not known */
+        bool begun = unknown || (relayed && op->taken); /* also by some ranks only */
         kvp_instance_bracket(instance, begun ? KVP_BEV_START_LOST : KVP_BEV_START_FAILED);
     } else if (op->plan.steps[0] == KVP_STEP_BEGIN_CALL && lost) {
         kvp_instance_bracket(instance, KVP_BEV_CALL_LOST);

@@ -63,8 +63,6 @@ static const struct lens lenses[] = {
      .menu = {"sleep 1", "wake", "wake weights", "sleep 2", NULL}},
     /* Undo that fails, too. */
     {LENS("undo", 0), .requests = 1, .faults = 3, .menu = {"sleep 1", "sleep 2", NULL}},
-    /* Each rank's part of a weight change goes wrong in a way of its own. */
-    {LENS("parts", 16), .requests = 1, .faults = 2, .menu = {"start", "update", NULL}},
     /* Who sleeps and wakes, with every failure of a step on the way. */
     {LENS("steps", 0), .requests = 2, .faults = 1,
      .menu = {"sleep 1", "sleep 2", "wake", "wake weights", "resume", "pause keep", NULL}},

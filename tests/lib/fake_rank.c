@@ -17,6 +17,7 @@ struct fake_call {
     bool register_;
     bool abort;
     bool done_already; /* its effect */
+    bool slow;         /* engine->lineage_ms have not passed */
     enum fake_fault fault;
     uint64_t deadline_ns;
     union {
@@ -388,6 +389,12 @@ static void on_call(struct kvb_event *event)
 static void on_deadline(struct kvb_timer *timer)
 {
     struct fake_call *call = kvb_container_of(timer, struct fake_call, timer);
+    if (call->slow) {
+        call->slow = false;
+        kvb_sched_timer_set(&call->rank->engine->sim->sched, &call->timer, call->deadline_ns);
+        on_call(&call->event);
+        return;
+    }
     if (call->fault == FAKE_SLOW) {
         struct fake_call later = *call; /* the engine gets to it only now */
         later.call_done = NULL;
@@ -425,7 +432,14 @@ static struct fake_call *call_create(struct fake_rank *rank, enum kvb_link_type 
     kvb_assert(deadline_ns != KVB_NEVER); /* P5 */
     kvb_sched_timer_set(&engine->sim->sched, &call->timer, deadline_ns);
     kvb_list_push_back(&rank->calls, &call->link);
-    kvb_sched_post(&engine->sim->sched, &call->event);
+    call->slow = type == KVB_LINK_LINEAGE && engine->lineage_ms > 0;
+    if (call->slow) {
+        uint64_t at_ns = kvb_deadline_in_ms(engine->sim->sched.clock, engine->lineage_ms);
+        kvb_sched_timer_set(&engine->sim->sched, &call->timer,
+                            at_ns + engine->ncalls); /* in order */
+    } else {
+        kvb_sched_post(&engine->sim->sched, &call->event);
+    }
     return call;
 }
 

@@ -93,8 +93,9 @@ struct fake_engine {
     uint64_t ncalls; /* ever; the fault_at-th (from 1) goes wrong */
     uint64_t fault_at;
     enum fake_fault fault;
-    kvb_status_t says; /* the error of that answer; OK: as such a thing fails */
-    bool mute;         /* answers nothing at all any more */
+    kvb_status_t says;   /* the error of that answer; OK: as such a thing fails */
+    bool mute;           /* answers nothing at all any more */
+    uint32_t lineage_ms; /* LINEAGE is answered so much later, within its bound */
     /* Told of every call twice: IN_PROGRESS when it is made, then how it ended. NULL: nobody is. */
     void (*watch)(void *ctx, const struct fake_step *step, kvb_status_t status);
     void *watch_ctx;

@@ -1202,11 +1202,14 @@ row("a_change_whose_call_was_lost", "P1", "a weight change whose end is unknown 
     """                [KVP_BEV_CALL_FAILED] = B(NONE, CUT),
                 [KVP_BEV_CALL_LOST] = B(NONE, CUT),""")
 row("a_change_that_some_ranks_began", "P4", "a weight change that only some ranks began is running", "server/connector/steps.c", "test_instance",
-    "bool begun = lost || (relayed && op->taken);",
+    "bool begun = unknown || (relayed && op->taken);",
     "bool begun = lost;")
-row("a_rank_that_began_a_change_is_known", "P1", "closed while a weight change runs, whichever rank is replaced", "server/connector/steps.c", "test_instance",
-    "session->state.weight_change_running = true; /* also",
-    "/* also")
+row("no_failure_ends_a_change", "P1", "a weight change whose end is unknown runs on when another call of it fails", "server/connector/steps.c", "test_instance",
+    "bool unknown = op->before.bracket == KVP_BRACKET_UNKNOWN;",
+    "bool unknown = false;")
+row("the_last_leaving_s_acknowledgement_counts", "P4", "the end of a message of a stay that was left since is nobody's", "server/connector/bind.c", "test_instance",
+    "if (done.ask == instance->lineage.send_ask) {",
+    "if (done.ask != 0) {")
 row("a_reset_owns_its_local_reset_until_it_retires", "P4", "a reset into which another comes retires", "server/connector/steps.c", "test_instance",
     "KVP_LINEAGE(instance, disown); /* also where",
     "/* also where")
