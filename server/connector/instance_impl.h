@@ -68,6 +68,8 @@ struct kvp_op {
     struct kvp_fsm before;
     uint64_t drain_deadline_ns;
     enum kvp_op_wait wait;
+    uint64_t left_by_ns; /* each acknowledgement has its bound, but others' resets make it leave
+                            once more, and again: not for longer than this */
 
     /* the step in progress */
     bool in_step;

@@ -925,12 +925,6 @@ void kvp_op_step_done(struct kvp_op *op, kvb_status_t status)
     advance(op);
 }
 
-static void not_left(struct kvp_op *op)
-{
-    kvp_op_say(op, "the engine did not acknowledge that it left its lineage");
-    kvp_op_blame(op, KVP_SIDE_ENGINE, NULL);
-}
-
 /* Is what the step waits for so? */
 static void on_moved(struct kvb_event *event)
 {
@@ -947,6 +941,7 @@ static void on_moved(struct kvb_event *event)
     }
     bool acked = l->ack != KVP_ACK_LEFT;
     bool failed = instance->ack_status != KVB_OK && instance->ack_status != KVB_IN_PROGRESS;
+    bool over = kvb_now_ns(op->fleet->config.sched->clock) >= op->left_by_ns;
     if (op->wait == KVP_WAIT_RETIRED && l->retire_ask != 0) {
         return;
     }
@@ -962,9 +957,10 @@ static void on_moved(struct kvb_event *event)
             kvp_op_blame(op, KVP_SIDE_COORDINATOR, NULL);
         }
         kvp_op_step_done(op, status);
-    } else if (!acked && failed) {
-        not_left(op);
-        kvp_op_step_done(op, instance->ack_status);
+    } else if (!acked && (failed || over)) {
+        kvp_op_say(op, "the engine did not acknowledge that it left its lineage");
+        kvp_op_blame(op, KVP_SIDE_ENGINE, NULL);
+        kvp_op_step_done(op, failed ? instance->ack_status : KVB_ERR_TIMEOUT);
     } else if (acked && (op->wait == KVP_WAIT_ACK || kvp_lineage_settled(l))) {
         kvp_op_step_done(op, KVB_OK);
     }
@@ -989,24 +985,22 @@ void kvp_op_lineage_moved(struct kvp_instance *instance)
     }
 }
 
-/* A name that does not come is no failure. */
+/* Only NAME and LEFT wait with a bound of their own: a name that does not come is no failure. */
 static void on_wait_over(struct kvb_timer *timer)
 {
     struct kvp_op *op = kvb_container_of(timer, struct kvp_op, timer);
-    const struct kvp_lineage *l = &op->instance->lineage;
-    bool acked = l->ack != KVP_ACK_LEFT;
-    bool retires = op->wait == KVP_WAIT_RETIRED;
-    if (retires && (acked || l->retire_ask != 0)) {
-        kvp_op_blame(op, KVP_SIDE_COORDINATOR, NULL);
-    } else if (!acked) {
-        not_left(op);
-    }
-    kvp_op_step_done(op, acked && !retires ? KVB_OK : KVB_ERR_TIMEOUT);
+    bool acked = op->instance->lineage.ack != KVP_ACK_LEFT;
+    kvp_op_step_done(op, acked ? KVB_OK : KVB_ERR_TIMEOUT);
 }
 
 bool kvp_op_wait_for(struct kvp_op *op, enum kvp_op_wait wait, uint64_t deadline_ns)
 {
+    uint64_t leave_ms = 2ull * kvb_link_info(KVB_LINK_LINEAGE)->bound_ms;
+    uint64_t retire_ms = wait == KVP_WAIT_RETIRED ? op->fleet->config.bounds.retire_ms : 0;
     op->wait = wait;
+    op->left_by_ns = wait == KVP_WAIT_SETTLED
+                         ? KVB_NEVER
+                         : kvp_instance_in_ms(op->instance, leave_ms + retire_ms);
     set_timer(op, on_wait_over, deadline_ns);
     kvp_op_lineage_moved(op->instance);
     return true;

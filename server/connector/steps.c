@@ -710,13 +710,6 @@ static enum kvp_leave leave_reason(enum kvp_operation operation)
     }
 }
 
-/* An acknowledgement has its bound, but others' resets may make the instance leave once more and
- * again meanwhile: not for longer than this, and what follows it. */
-static uint64_t left_by(const struct kvp_instance *instance, uint64_t then_ms)
-{
-    return kvp_instance_in_ms(instance, 2ull * kvb_link_info(KVB_LINK_LINEAGE)->bound_ms + then_ms);
-}
-
 static bool begin_leave(struct kvp_op *op)
 {
     struct kvp_instance *instance = op->instance;
@@ -734,7 +727,7 @@ static bool begin_leave(struct kvp_op *op)
     kvp_instance_event(instance, "leave", kvp_operation_label(op->ask.operation));
     KVP_LINEAGE(instance, leave, leave_reason(op->ask.operation), true,
                 kvp_instance_random(instance));
-    return kvp_op_wait_for(op, KVP_WAIT_ACK, left_by(instance, 0));
+    return kvp_op_wait_for(op, KVP_WAIT_ACK, KVB_NEVER);
 }
 
 static void want(struct kvp_instance *instance, const char *tag, enum kvb_residency residency)
@@ -866,7 +859,9 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
             kvb_sched_timer_clear(instance->fleet->config.sched, &instance->reconcile_timer);
         }
         pending = settle_scheduler(op);
-        KVP_LINEAGE(instance, resend);
+        if (instance->ack_status != KVB_IN_PROGRESS) { /* else its own end tells */
+            KVP_LINEAGE(instance, resend);
+        }
         KVP_LINEAGE(instance, report);
         return pending;
     case KVP_STEP_BEGIN_UPDATE:
@@ -875,7 +870,7 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
             KVP_LINEAGE(instance, written, kvp_instance_random(instance));
         }
         kvp_instance_bracket(instance, step == KVP_STEP_BEGIN_CALL ? KVP_BEV_CALL : KVP_BEV_START);
-        return kvp_op_wait_for(op, KVP_WAIT_ACK, left_by(instance, 0));
+        return kvp_op_wait_for(op, KVP_WAIT_ACK, KVB_NEVER);
     case KVP_STEP_RELAY:
     case KVP_STEP_RELAY_SOFT:
         return on_ranks(op, who, ask_relay);
@@ -915,8 +910,7 @@ bool kvp_step_begin(struct kvp_op *op, enum kvp_step step)
         return begin_name(op);
     case KVP_STEP_RETIRE:
         KVP_LINEAGE(instance, disown); /* also where it left once more while it was reset */
-        return kvp_op_wait_for(op, KVP_WAIT_RETIRED,
-                               left_by(instance, instance->fleet->config.bounds.retire_ms));
+        return kvp_op_wait_for(op, KVP_WAIT_RETIRED, KVB_NEVER);
     case KVP_STEP_TENANT:
         op->leaving_begun = true;
         pending = kvp_bind_tenant_reset(

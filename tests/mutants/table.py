@@ -1216,15 +1216,12 @@ row("a_reset_owns_its_local_reset_until_it_retires", "P4", "a reset into which a
 row("a_retirement_waits_until_the_engine_left_once_more", "P4", "who did not leave is blamed, and nobody else", "server/connector/operation.c", "test_instance",
     "bool comes = l->nretired > 0 && !acked",
     "bool comes = false && !acked")
-row("a_leaving_has_a_bound", "P5", "a leaving has a bound, however often others reset", "server/connector/steps.c", "test_instance",
-    """                kvp_instance_random(instance));
-    return kvp_op_wait_for(op, KVP_WAIT_ACK, left_by(instance, 0));""",
-    """                kvp_instance_random(instance));
-    return kvp_op_wait_for(op, KVP_WAIT_ACK, KVB_NEVER);""")
-row("a_retirement_has_a_bound", "P5", "a retirement has a bound, however often others reset", "server/connector/steps.c", "test_instance",
-    """        return kvp_op_wait_for(op, KVP_WAIT_RETIRED,
-                               left_by(instance, instance->fleet->config.bounds.retire_ms));""",
-    """        return kvp_op_wait_for(op, KVP_WAIT_RETIRED, KVB_NEVER);""")
+row("a_leaving_has_a_bound", "P5", "a leaving has a bound, however often others reset", "server/connector/operation.c", "test_instance",
+    "} else if (!acked && (failed || over)) {",
+    "} else if (!acked && failed) {")
+row("what_is_on_its_way_is_not_sent_again", "P5", "what is on its way is not sent again", "server/connector/steps.c", "connector_explorer --lens dies",
+    "if (instance->ack_status != KVB_IN_PROGRESS) {",
+    "if (instance->attached) {")
 row("the_word_of_another_rank_s_cache", "P1", "whose cache was reset is compared", "server/connector/fleet.c", "connector_explorer --lens store",
     "hello_p->local_reset_done && kvb_id_none(cache.id);",
     "hello_p->local_reset_done;")
