@@ -61,6 +61,9 @@ void kvp_call_reach(struct kvp_call *call)
     } else if (call->base == NULL) {
         call->base = KVP_CLI_URL;
     }
+    (void)snprintf(call->where, sizeof call->where, "%s",
+                   call->socket != NULL ? call->socket : call->base);
+    kvb_utf8_clean(call->where);
     call->token = given(call->token, "KVPLANE_TOKEN");
     call->ca_file = given(call->ca_file, "KVPLANE_CA_FILE");
     call->cert_file = given(call->cert_file, "KVPLANE_CLIENT_CERT_FILE");
@@ -77,7 +80,7 @@ void kvp_call_reach(struct kvp_call *call)
 
 const char *kvp_call_where(const struct kvp_call *call)
 {
-    return call->socket != NULL ? call->socket : call->base;
+    return call->where;
 }
 
 void kvp_call_why(const struct kvp_call *call, CURLcode result, char *text, size_t cap)

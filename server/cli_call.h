@@ -28,8 +28,9 @@ struct kvp_call {
     /* Asked when there is something to read at watched, and ten times a second: true ends the call
      * that is under way. NULL: nothing does. */
     bool (*ends)(void);
-    int watched;  /* -1: nothing */
-    CURLM *multi; /* made by the first call that can be ended; to be freed after curl */
+    int watched;      /* -1: nothing */
+    CURLM *multi;     /* made by the first call that can be ended; to be freed after curl */
+    char where[1024]; /* base or socket, fit for a terminal */
     char trouble[1024];
     char why[CURL_ERROR_SIZE]; /* of libcurl, of the last one that failed; "": it did not say */
     char *answer;              /* of the last one, NUL-terminated; NULL: empty. malloc'd */

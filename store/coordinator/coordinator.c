@@ -3,6 +3,10 @@
 
 #include "coordinator_impl.h"
 
+#include "base/utf8.h"
+
+#include <string.h>
+
 kvb_status_t kvs_member_open(struct kvs_coordinator *coordinator, const char *instance,
                              const struct kvs_space *space, const struct kvs_member_ops *ops,
                              void *ctx, struct kvs_member **member_p)
@@ -98,6 +102,9 @@ void kvs_coordinator_set_quota(struct kvs_coordinator *coordinator, const char *
 
 kvb_status_t kvs_member_publish(struct kvs_member *member, const char *text)
 {
+    if (!kvb_utf8_printable(text, strlen(text))) {
+        return KVB_ERR_INVALID;
+    }
     return member->coordinator->ops->publish(member, text);
 }
 

@@ -108,7 +108,9 @@ static bool end_record(struct op *op, kvb_status_t status)
     }
     if (status == KVB_OK || status == KVB_ERR_NO_MEMORY) {
         kvs_op_run_beside(&member->lefts);
-        kvs_op_run_queue(op->etcd, member, &member->queue);
+        if (status == KVB_OK || member->lease == op->etcd->lease) { /* else the timer's turn */
+            kvs_op_run_queue(op->etcd, member, &member->queue);
+        }
         if (member->text_new && !kvb_timer_armed(&member->text_timer)) {
             kvb_sched_timer_set(op->etcd->sched, &member->text_timer,
                                 kvb_deadline_in_ms(op->etcd->sched->clock, PUBLISH_MS));

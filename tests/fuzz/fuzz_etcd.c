@@ -454,7 +454,8 @@ static void ask(char what, const char *text)
         return;
     case 'p':
         status = kvs_member_publish(member, text);
-        kvb_assert(status == KVB_OK || status == KVB_ERR_TOO_LARGE);
+        kvb_assert(status == KVB_OK || status == KVB_ERR_TOO_LARGE ||
+                   (status == KVB_ERR_INVALID && !kvb_utf8_printable(text, strlen(text))));
         return;
     case 'b':
         kvs_member_abandon(member, on.lineage);

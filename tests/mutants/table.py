@@ -1222,6 +1222,9 @@ row("a_leaving_has_a_bound", "P5", "a leaving has a bound, however often others 
 row("what_is_on_its_way_is_not_sent_again", "P5", "what is on its way is not sent again", "server/connector/steps.c", "connector_explorer --lens dies",
     "if (instance->ack_status != KVB_IN_PROGRESS) {",
     "if (instance->attached) {")
+row("a_record_without_memory_waits_for_its_turn", "P5", "what found no memory is tried again later, and not at once", "store/coordinator/etcd_member.c", "test_etcd_calls/etcd_calls/a_record_*",
+    "if (status == KVB_OK || member->lease == op->etcd->lease) {",
+    "if (op->etcd != NULL) {")
 row("the_word_of_another_rank_s_cache", "P1", "whose cache was reset is compared", "server/connector/fleet.c", "connector_explorer --lens store",
     "hello_p->local_reset_done && kvb_id_none(cache.id);",
     "hello_p->local_reset_done;")

@@ -32,7 +32,13 @@ WRAP(json_t *, NULL, json_object, (void), ())
 WRAP(json_t *, NULL, json_array, (void), ())
 WRAP(json_t *, NULL, json_string, (const char *text), (text))
 WRAP(json_t *, NULL, json_stringn_nocheck, (const char *text, size_t len), (text, len))
-WRAP(char *, NULL, json_dumps, (const json_t *json, size_t flags), (json, flags))
+static bool no_text; /* there is no memory for any, until there is again */
+char *__real_json_dumps(const json_t *json, size_t flags);
+char *__wrap_json_dumps(const json_t *json, size_t flags);
+char *__wrap_json_dumps(const json_t *json, size_t flags)
+{
+    return FAIL_CALLS_NOW() || no_text ? NULL : __real_json_dumps(json, flags);
+}
 WRAP(CURL *, NULL, curl_easy_init, (void), ())
 WRAP(CURLM *, NULL, curl_multi_init, (void), ())
 WRAP(CURLMcode, CURLM_OUT_OF_MEMORY, curl_multi_add_handle, (CURLM * multi, CURL *easy),
@@ -340,6 +346,40 @@ Test(etcd_calls, memory_that_runs_out_once_costs_a_retry_and_no_promise, .timeou
         two_processes();
     }
     fprintf(stderr, "%u places, %u of them failed\n", fail_nsites, fail_hits);
+}
+
+/* What an instance asks waits for its record, which is tried again from time to time, and not at
+ * once for as long as there is stack. */
+Test(etcd_calls, a_record_that_finds_no_memory_for_a_while_is_made_when_there_is_some)
+{
+    const struct kvs_space space = {"t", "l"};
+    struct ask asked = {.request.done = on_answer};
+    struct kvs_member *other;
+    struct real_loop loop;
+    struct process p;
+    char prefix[64];
+    kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
+    if (getenv(ETCD_RIG_ENV) == NULL) {
+        cr_skip("no etcd");
+    }
+    real_init(&loop, sim_seed(1));
+    sim_reserve_timers(&loop.sim.sched);
+    (void)etcd_rig_prefix(prefix);
+    start(&p, &loop, prefix, "a");
+    no_text = true;
+    kvb_status_t status = kvs_member_open(p.coordinator, "b", &space, &member_ops, &p, &other);
+    cr_assert_eq(status, KVB_OK);
+    kvs_member_resolve(other, "v1", &asked.request);
+    real_run_for(&loop, 300);
+    cr_assert_not(asked.done);
+    no_text = false;
+    EVENTUALLY(&p, asked.done);
+    cr_expect_eq(asked.status, KVB_OK, "%s", kvb_status_label(asked.status));
+    kvs_member_close(other);
+    kvs_member_close(p.member);
+    real_run_for(&loop, 1);
+    kvs_coordinator_destroy(p.coordinator);
+    real_cleanup(&loop);
 }
 
 /* ---- what goes on by itself, at an etcd that is played ---- */

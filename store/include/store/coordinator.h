@@ -145,7 +145,8 @@ void kvs_coordinator_set_quota(struct kvs_coordinator *coordinator, const char *
                                uint64_t bytes, struct kvs_coord_request *request);
 
 /* An instance as status shows it: its member's state, kept with its lease. text: JSON, at most 1
- * KiB; the last one counts. Kept up by itself. */
+ * KiB; the last one counts. Kept up by itself. INVALID: not UTF-8, or with control characters.
+ * TOO_LARGE, NO_MEMORY. */
 KVB_MUST_USE kvb_status_t kvs_member_publish(struct kvs_member *member, const char *text);
 /* An instance of the cluster, as its process last told the coordinator. */
 struct kvs_instance_record {
