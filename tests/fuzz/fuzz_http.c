@@ -126,7 +126,10 @@ static bool hear(int fd, struct answers *answers)
     if (answers->stream || answers->len == ANSWERS_BYTES) {
         return false;
     }
-    int ready = poll(&wait, 1, HTTP_WAIT_MS);
+    int ready;
+    while ((ready = poll(&wait, 1, HTTP_WAIT_MS)) < 0 && errno == EINTR) {
+        /* by the alarm with which libFuzzer looks for inputs that take too long */
+    }
     kvb_assert(ready == 1); /* every request is answered, and whoever says no more is let go */
     ssize_t n = recv(fd, answers->text + answers->len, ANSWERS_BYTES - answers->len, 0);
     answers->cut = answers->cut || n < 0;
