@@ -241,6 +241,7 @@ static void start_attempt(struct kvs_http_call *call)
         return;
     }
     call->impl.attempts++;
+    call->asked_ns = now_ns;
     call->impl.endpoint = http->endpoint;
     call->impl.len = 0;
     call->impl.broken = false;

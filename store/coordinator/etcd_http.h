@@ -37,6 +37,7 @@ struct kvs_http_call {
      */
     void (*done)(struct kvs_http_call *call, kvb_status_t status, json_t *answer);
     bool uncertain;
+    uint64_t asked_ns; /* when the last attempt began: what etcd answers, it did after that */
     struct {
         struct kvs_http *http; /* NULL: not running */
         struct kvb_list link;

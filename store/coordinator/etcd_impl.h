@@ -133,11 +133,9 @@ struct etcd {
 
     /* the session (etcd_session.c) */
     bool up;
-    uint64_t joins;          /* how often it was reached */
-    uint64_t lease;          /* 0: none */
-    uint64_t lease_until_ns; /* it has not ended before this, by our own clock */
+    uint64_t joins; /* how often it was reached */
+    uint64_t lease; /* 0: none */
     uint64_t lease_ttl_ms;
-    uint64_t sent_ns;          /* when the grant or keep-alive that runs was sent */
     uint64_t retired_lease;    /* under which retirements are kept for some hours; 0: none */
     uint64_t retired_lease_ns; /* when it was granted */
     uint64_t up_ns;            /* since when */

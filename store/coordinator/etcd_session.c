@@ -7,7 +7,9 @@
  *
  * The lease. etcd counts its time from when it got the last keep-alive; we count from before we
  * sent it, and only four fifths of it. So we know that it has ended before anybody at etcd can see
- * that we are gone. What is left at that moment is the time to leave.
+ * that we are gone. What is left at that moment is the time to leave. A call that has waited for
+ * etcd may have been sent more than once: what was answered last counts, or a lease would be nearly
+ * over when it is granted.
  *
  * Going back. A transaction is answered at a revision no older than what was heard before it was
  * sent. One that is older comes from an etcd that was restored from a backup, or made anew: what we
@@ -41,6 +43,7 @@
 #define BOTH_WATCHES     (1u << WATCH_ALL | 1u << WATCH_PING)
 
 static void join_next(struct etcd *etcd);
+static void keep_alive(struct etcd *etcd);
 
 static uint64_t now(const struct etcd *etcd)
 {
@@ -139,17 +142,19 @@ static void joined(struct etcd *etcd)
     etcd->up_ns = now(etcd);
     KVB_LOG(INFO, "etcd reached", KVB_STR("endpoint", kvs_http_endpoint(etcd->http)),
             KVB_U64("revision", etcd->mirror.rev));
+    keep_alive(etcd); /* what is left of it after an outage may be less than until the next beat */
     kvs_etcd_up(etcd);
 }
 
 /* ---- the lease ---- */
 
-static void lease_lives(struct etcd *etcd, uint64_t sent_ns, uint64_t ttl_s)
+static void lease_lives(struct etcd *etcd, uint64_t asked_ns, uint64_t ttl_s)
 {
     /* Seconds beyond a day add nothing but overflow. */
     etcd->lease_ttl_ms = (ttl_s < 86400 ? ttl_s : 86400) * 1000;
-    etcd->lease_until_ns = sent_ns + etcd->lease_ttl_ms * KVB_NS_PER_MS / 5 * 4;
-    kvb_sched_timer_set(etcd->sched, &etcd->lease_timer, etcd->lease_until_ns);
+    uint64_t ttl_ns = etcd->lease_ttl_ms * KVB_NS_PER_MS;
+    kvb_sched_timer_set(etcd->sched, &etcd->lease_timer, asked_ns + ttl_ns / 5 * 4);
+    kvb_sched_timer_set(etcd->sched, &etcd->beat_timer, asked_ns + ttl_ns / BEATS_IN_LEASE);
 }
 
 static bool tell_one_lost(struct etcd *etcd)
@@ -184,8 +189,7 @@ static void on_granted(struct kvs_http_call *call, kvb_status_t status, json_t *
         return;
     }
     etcd->lease = id;
-    lease_lives(etcd, etcd->sent_ns, ttl);
-    after_ms(etcd, &etcd->beat_timer, etcd->lease_ttl_ms / BEATS_IN_LEASE);
+    lease_lives(etcd, call->asked_ns, ttl);
     join_next(etcd);
 }
 
@@ -210,7 +214,7 @@ static void on_beat_answer(struct kvs_http_call *call, kvb_status_t status, json
         if (ttl == 0) { /* it has none under this number */
             kvs_session_lost(etcd);
         } else {
-            lease_lives(etcd, etcd->sent_ns, ttl);
+            lease_lives(etcd, call->asked_ns, ttl);
         }
         return;
     }
@@ -221,16 +225,20 @@ static void on_beat_answer(struct kvs_http_call *call, kvb_status_t status, json
     }
 }
 
-static void on_beat(struct kvb_timer *timer)
+static void keep_alive(struct etcd *etcd)
 {
-    struct etcd *etcd = kvb_container_of(timer, struct etcd, beat_timer);
-    after_ms(etcd, timer, etcd->lease_ttl_ms / BEATS_IN_LEASE);
     if (!kvs_http_running(&etcd->beat)) {
-        etcd->sent_ns = now(etcd);
         etcd->beat.done = on_beat_answer;
         kvs_http_call(etcd->http, "/v3/lease/keepalive", kvs_wire_lease_body("ID", etcd->lease), 0,
                       &etcd->beat);
     }
+}
+
+static void on_beat(struct kvb_timer *timer)
+{
+    struct etcd *etcd = kvb_container_of(timer, struct etcd, beat_timer);
+    after_ms(etcd, timer, etcd->lease_ttl_ms / BEATS_IN_LEASE);
+    keep_alive(etcd);
     if (etcd->up && etcd->created == BOTH_WATCHES) {
         ping(etcd);
     }
@@ -604,7 +612,6 @@ static void join_next(struct etcd *etcd)
         return;
     }
     if (etcd->lease == 0) {
-        etcd->sent_ns = now(etcd);
         ask_lease(etcd, etcd->lease_ms, on_granted);
     } else if (etcd->retired_lease == 0) {
         ask_lease(etcd, RETIRED_KEPT_MS, on_retired_granted);

@@ -23,7 +23,7 @@ struct real_loop {
     unsigned events[REAL_WATCHES_MAX];
     uint32_t nwatches;
     uint64_t fail_watch_after; /* so many more watches succeed; UINT64_MAX: all */
-    uint64_t due_ns;           /* of the next turn */
+    uint64_t due_ns;           /* of the next turn, by the scheduler's clock */
 };
 
 static inline kvb_status_t real_watch_(struct kvb_io *io, struct kvb_io_watch *watch,
@@ -91,15 +91,21 @@ static inline uint64_t real_now_ns(void)
     return kvb_now_ns(&kvb_clock_real);
 }
 
+static inline uint64_t real_until_(uint64_t then_ns, uint64_t now_ns)
+{
+    return then_ns > now_ns ? then_ns - now_ns : 0;
+}
+
 /* A look at the descriptors, waiting until end_ns or the next timer at most, and a turn. */
 static inline void real_step(struct real_loop *loop, uint64_t end_ns)
 {
     struct pollfd fds[REAL_WATCHES_MAX];
     struct kvb_io_watch *watches[REAL_WATCHES_MAX];
-    uint64_t now_ns = real_now_ns();
-    uint64_t until_ns = loop->due_ns < end_ns ? loop->due_ns : end_ns;
-    uint64_t wait_ms =
-        until_ns > now_ns ? (until_ns - now_ns + KVB_NS_PER_MS - 1) / KVB_NS_PER_MS : 0;
+    /* A test may put another clock into the scheduler; end_ns is real. */
+    uint64_t due_in_ns = real_until_(loop->due_ns, kvb_now_ns(loop->sim.sched.clock));
+    uint64_t end_in_ns = real_until_(end_ns, real_now_ns());
+    uint64_t wait_ns = due_in_ns < end_in_ns ? due_in_ns : end_in_ns;
+    uint64_t wait_ms = wait_ns / KVB_NS_PER_MS + (wait_ns % KVB_NS_PER_MS != 0);
     uint32_t n = loop->nwatches;
     for (uint32_t i = 0; i < n; i++) {
         watches[i] = loop->watches[i];

@@ -1222,6 +1222,18 @@ row("a_leaving_has_a_bound", "P5", "a leaving has a bound, however often others 
 row("what_is_on_its_way_is_not_sent_again", "P5", "what is on its way is not sent again", "server/connector/steps.c", "connector_explorer --lens dies",
     "if (instance->ack_status != KVB_IN_PROGRESS) {",
     "if (instance->attached) {")
+row("a_lease_counts_from_the_last_attempt", "P5", "a lease counts from when it was asked for last", "store/coordinator/etcd_http.c", "test_etcd_answers/etcd_answers/a_lease_counts_*",
+    "    call->asked_ns = now_ns;",
+    "    call->asked_ns = call->impl.attempts > 1 ? call->asked_ns : now_ns;")
+row("a_lease_counts_from_the_question", "P3", "a lease counts from when it was asked for, not from when the answer came", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_lease_does_not_*",
+    "            lease_lives(etcd, call->asked_ns, ttl);",
+    "            lease_lives(etcd, now(etcd), ttl);")
+row("a_late_keepalive_is_followed_at_once", "P5", "a keep-alive that took long is followed by the next at once", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_keepalive_that_took_*",
+    "    kvb_sched_timer_set(etcd->sched, &etcd->beat_timer, asked_ns + ttl_ns / BEATS_IN_LEASE);",
+    "    after_ms(etcd, &etcd->beat_timer, etcd->lease_ttl_ms / BEATS_IN_LEASE);")
+row("a_lease_is_kept_alive_when_etcd_is_back", "P5", "a lease that has outlived an outage is kept alive at once", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_lease_that_has_*",
+    "    keep_alive(etcd); /* what is left",
+    "    /* what is left")
 row("a_record_without_memory_waits_for_its_turn", "P5", "what found no memory is tried again later, and not at once", "store/coordinator/etcd_member.c", "test_etcd_calls/etcd_calls/a_record_*",
     "if (status == KVB_OK || member->lease == op->etcd->lease) {",
     "if (op->etcd != NULL) {")

@@ -41,16 +41,24 @@ struct rig {
     struct kvs_coord_request *withdraws; /* asked for when a transaction is */
     const char *next_path, *next_text;   /* the script after this one, once */
     char *watched;                       /* what was last asked to be watched */
+    uint64_t jumps_ns;      /* the clock does, when the script's last answer is given */
+    uint32_t grants, beats; /* asked for */
 };
 
-#define EVENTUALLY(rig, condition)                                                                 \
+/* The real clock, and what the test adds. */
+static uint64_t jumped_ns;
+
+#define WITHIN_MS(ms, rig, condition)                                                              \
     do {                                                                                           \
-        uint64_t end_ = kvb_deadline_in_ms(&kvb_clock_real, LIMIT_MS);                             \
+        uint64_t end_ = kvb_deadline_in_ms(&kvb_clock_real, ms);                                   \
         while (!(condition)) {                                                                     \
             cr_assert(real_now_ns() < end_, "never: %s", #condition);                              \
             real_step(&(rig)->loop, end_);                                                         \
         }                                                                                          \
     } while (0)
+#define EVENTUALLY(rig, condition) WITHIN_MS(LIMIT_MS, rig, condition)
+/* For what would happen later all the same, when the time for it comes. */
+#define SOON(rig, condition) WITHIN_MS(60000, rig, condition)
 
 static void on_told(void *ctx, struct kvb_lineage lineage, uint64_t retirement)
 {
@@ -167,6 +175,8 @@ static char *script(void *ctx, const char *path, const char *body, int *status_p
     struct rig *rig = ctx;
     bool txn = strcmp(path, "/v3/kv/txn") == 0;
     rig->puts += txn && strstr(body, "request_put") != NULL;
+    rig->grants += strcmp(path, "/v3/lease/grant") == 0;
+    rig->beats += strcmp(path, "/v3/lease/keepalive") == 0;
     if (txn && rig->withdraws != NULL) {
         kvs_coordinator_withdraw(rig->coordinator, rig->withdraws);
         rig->withdraws = NULL;
@@ -185,6 +195,10 @@ static char *script(void *ctx, const char *path, const char *body, int *status_p
     rig->left -= rig->left != UINT32_MAX;
     *status_p = rig->status;
     char *text = strdup(rig->text);
+    if (rig->left == 0) {
+        jumped_ns += rig->jumps_ns;
+        rig->jumps_ns = 0;
+    }
     if (rig->left == 0 && rig->next_path != NULL) {
         rig->path = rig->next_path;
         rig->text = rig->next_text;
@@ -560,8 +574,6 @@ Test(etcd_answers, an_etcd_whose_history_went_back_is_joined_anew)
     rig_close(&rig);
 }
 
-/* The real clock, and what the test adds. */
-static uint64_t jumped_ns;
 static struct kvs_coord_request *jumps_when_answered;
 static uint64_t jumping_now_ns(void *ctx)
 {
@@ -675,6 +687,45 @@ Test(etcd_answers, a_member_whose_record_fails_late_is_made_known_all_the_same)
     rig_close(&rig);
 }
 
+/* ---- the lease: 600 s, of which we count 480; kept alive every 150 ---- */
+
+#define KEPT_ALIVE "{\"result\":{\"ID\":\"7\",\"TTL\":\"600\"}}"
+
+static void on_jumping_clock(struct rig *rig, const char *path, const char *text, int status,
+                             uint32_t times, uint64_t first_jump_s)
+{
+    rig_open(rig);
+    rig->loop.sim.sched.clock = &jumping_clock;
+    cr_assert_eq(question(rig, RESOLVE), KVB_OK);
+    SOON(rig, rig->beats == 1); /* as it has joined */
+    rig->path = path;
+    rig->text = text;
+    rig->status = status;
+    rig->left = times;
+    rig->grants = rig->beats = 0;
+    jumped_ns += first_jump_s * KVB_NS_PER_S;
+}
+
+static void close_jumping(struct rig *rig)
+{
+    rig->loop.sim.sched.clock = &kvb_clock_real;
+    rig_close(rig);
+    jumped_ns = 0;
+}
+
+/* The first answer takes longer than the lease, and says no; the second one comes at once. */
+Test(etcd_answers, a_lease_counts_from_when_it_was_asked_for_last)
+{
+    struct rig rig;
+    request_ms = 900000;
+    on_jumping_clock(&rig, "/v3/lease/grant", "{}", 503, 1, 481);
+    rig.jumps_ns = 500 * KVB_NS_PER_S;
+    EVENTUALLY(&rig, rig.nlost == 1);
+    EVENTUALLY(&rig, rig.up);
+    cr_assert_eq(rig.grants, 2);
+    close_jumping(&rig);
+}
+
 Test(etcd_answers, a_keepalive_that_is_not_sound_does_not_prolong_the_lease)
 {
     static const char *const texts[] = {"{}",
@@ -684,27 +735,54 @@ Test(etcd_answers, a_keepalive_that_is_not_sound_does_not_prolong_the_lease)
                                         "{\"result\":{\"ID\":\"7\"}}",
                                         "x"};
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; t++) {
-        struct rig rig = {.wrong = -1};
-        const struct kvs_space space = {"t", "l"};
-        kvb_log_setup(KVB_LOG_ERROR, KVB_LOG_LOGFMT, 2);
-        real_init(&rig.loop, sim_seed(1));
-        fake_open(&rig.fake, &rig.loop.io);
-        rig.fake.script = script;
-        rig.fake.ctx = &rig;
-        rig.path = "/v3/lease/grant";
-        rig.text = "{\"header\":{\"revision\":\"5\"},\"ID\":\"7\",\"TTL\":\"2\"}";
-        rig.status = 200;
-        rig.left = UINT32_MAX;
-        rig_open_coordinator(&rig);
-        EVENTUALLY(&rig, rig.up);
-        cr_assert_eq(kvs_member_open(rig.coordinator, "a", &space, &member_ops, &rig, &rig.member),
-                     KVB_OK);
-        cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
-        rig.path = "/v3/lease/keepalive";
-        rig.text = texts[t];
+        struct rig rig;
+        on_jumping_clock(&rig, "/v3/lease/keepalive", texts[t], 200, UINT32_MAX, 300);
+        EVENTUALLY(&rig, !rig.up);
+        jumped_ns += 181 * KVB_NS_PER_S;
         EVENTUALLY(&rig, rig.nlost == 1);
-        rig_close(&rig);
+        close_jumping(&rig);
     }
+}
+
+/* The answer comes 300 s after it was asked for, and no other one that is sound. */
+Test(etcd_answers, a_lease_does_not_count_from_when_the_answer_came)
+{
+    struct rig rig;
+    request_ms = 900000;
+    on_jumping_clock(&rig, "/v3/lease/keepalive", KEPT_ALIVE, 200, 1, 151);
+    rig.jumps_ns = 300 * KVB_NS_PER_S;
+    EVENTUALLY(&rig, rig.beats == 1);
+    rig.text = "{}";
+    rig.left = UINT32_MAX;
+    SOON(&rig, !rig.up);
+    cr_assert_eq(rig.nlost, 0);
+    jumped_ns += 181 * KVB_NS_PER_S;
+    SOON(&rig, rig.nlost == 1);
+    close_jumping(&rig);
+}
+
+Test(etcd_answers, a_keepalive_that_took_long_is_followed_by_another_at_once)
+{
+    struct rig rig;
+    request_ms = 900000;
+    on_jumping_clock(&rig, "/v3/lease/keepalive", KEPT_ALIVE, 200, 1, 151);
+    rig.jumps_ns = 200 * KVB_NS_PER_S;
+    SOON(&rig, rig.beats == 2);
+    cr_assert_eq(rig.nlost, 0);
+    close_jumping(&rig);
+}
+
+Test(etcd_answers, a_lease_that_has_outlived_an_outage_is_kept_alive_at_once)
+{
+    struct rig rig;
+    on_jumping_clock(&rig, "/v3/lease/keepalive", "{}", 503, UINT32_MAX, 151);
+    EVENTUALLY(&rig, !rig.up);
+    rig.left = 0;
+    rig.beats = 0;
+    EVENTUALLY(&rig, rig.up);
+    SOON(&rig, rig.beats == 1);
+    cr_assert_eq(rig.nlost, 0);
+    close_jumping(&rig);
 }
 
 /* Questions of more than one transaction, or of another kind. */
@@ -831,7 +909,6 @@ Test(etcd_answers, a_lease_that_is_not_there_is_lost)
             cr_assert_eq(question(&rig, RESOLVE), KVB_ERR_UNAVAILABLE);
         } else {
             jumped_ns += 151 * KVB_NS_PER_S; /* a quarter of the lease: it is kept alive */
-            rig.loop.due_ns = 0;
         }
         EVENTUALLY(&rig, rig.nlost == 1);
         EVENTUALLY(&rig, rig.up);
@@ -863,7 +940,6 @@ Test(etcd_answers, an_answer_under_a_lease_that_was_lost_since_is_none)
         rig.next_path = "/v3/lease/grant"; /* another one than it had */
         rig.next_text = "{\"header\":{\"revision\":\"5\"},\"ID\":\"8\",\"TTL\":\"600\"}";
         jumped_ns = 151 * KVB_NS_PER_S;
-        rig.loop.due_ns = 0;
         EVENTUALLY(&rig, rig.nlost == 1);
         EVENTUALLY(&rig, rig.up);
         if (!ask.done) {
