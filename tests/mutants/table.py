@@ -859,6 +859,72 @@ row("coordinator_waits_for_the_leaving", "P1", "a retirement is answered when ev
 row("coordinator_a_name_in_use_is_not_forgotten", "P1", "a name that is used again is not forgotten", "store/coordinator/embedded.c", "test_coordinator_contract",
     "    kvb_sched_timer_clear(name->embedded->sched, &name->forget);\n    member->name = name;",
     "    member->name = name;")
+row("a_lease_counts_from_the_last_attempt", "P5", "a lease counts from when it was asked for last", "store/coordinator/etcd_http.c", "test_etcd_answers/etcd_answers/a_lease_counts_*",
+    "    call->asked_ns = now_ns;",
+    "    call->asked_ns = call->impl.attempts > 1 ? call->asked_ns : now_ns;")
+row("a_lease_counts_from_the_question", "P3", "a lease counts from when it was asked for, not from when the answer came", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_lease_does_not_*",
+    "            lease_lives(etcd, call->asked_ns, ttl);",
+    "            lease_lives(etcd, now(etcd), ttl);")
+row("a_late_keepalive_is_followed_at_once", "P5", "a keep-alive that took long is followed by the next at once", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_keepalive_that_took_*",
+    "    kvb_sched_timer_set(etcd->sched, &etcd->beat_timer, asked_ns + ttl_ns / BEATS_IN_LEASE);",
+    "    after_ms(etcd, &etcd->beat_timer, etcd->lease_ttl_ms / BEATS_IN_LEASE);")
+row("a_lease_is_kept_alive_when_etcd_is_back", "P5", "a lease that has outlived an outage is kept alive at once", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_lease_that_has_*",
+    "    keep_alive(etcd); /* what is left",
+    "    /* what is left")
+row("etcd_a_lease_ends_here_first", "P1", "a lease has ended here before it ends at etcd", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_lease_does_not_*",
+    "&etcd->lease_timer, asked_ns + ttl_ns / 5 * 4);",
+    "&etcd->lease_timer, asked_ns + ttl_ns);")
+row("etcd_a_lost_lease_is_told_before_anything_else", "P1", "members hear of a lost lease before anything that they had begun", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_process_stopped_*",
+    "    while (tell_one_lost(etcd)) {",
+    "    while (false && tell_one_lost(etcd)) {")
+row("etcd_an_answer_of_a_lost_lease_binds_nothing", "P1", "what was answered under a lease that is lost binds nothing", "store/coordinator/etcd_op.c", "test_etcd_answers/etcd_answers/an_answer_under_*",
+    "    if (status == KVB_OK && op->type->leased && op->lease != etcd->lease) {",
+    "    if (false && op->type->leased) {")
+row("etcd_an_answer_on_its_way_binds_nothing", "P1", "an answer that is on its way when the lease ends binds nothing", "store/coordinator/etcd_member.c", "test_etcd_answers/etcd_answers/an_answer_that_binds_*",
+    "        if (request->impl.binds && request->impl.status == KVB_OK) {",
+    "        if (false && request->impl.binds) {")
+row("etcd_an_overtaken_answer_is_asked_anew", "P1", "an answer that the watch has overtaken is asked anew", "store/coordinator/etcd_member.c", "test_etcd_answers/etcd_answers/an_answer_that_the_watch_*",
+    "    if (outdated(op, answer->rev, lineage)) {",
+    "    if (false && outdated(op, answer->rev, lineage)) {")
+row("etcd_a_lineage_is_bound_once", "P1", "a lineage that was bound is never bound again", "store/coordinator/etcd_member.c", "test_etcd/etcd/a_lineage_that_was_*",
+    "    drawn_key(op, key);\n    kvs_txn_when(txn, kvs_wire_if_absent(key));\n",
+    "    drawn_key(op, key);\n")
+row("etcd_history_that_went_back_is_noticed", "P1", "an etcd whose history went back is joined anew", "store/coordinator/etcd_op.c", "test_etcd_answers/etcd_answers/*history*",
+    "    bool rewound = sound && parsed.rev < op->seen_rev;",
+    "    bool rewound = sound && parsed.rev == 0;")
+row("etcd_a_ping_notices_that_history_went_back", "P1", "a ping notices it where nobody asks", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_ping_*",
+    "        if (parsed.rev < etcd->ping_rev) {",
+    "        if (parsed.rev == 0) {")
+row("etcd_a_member_is_known_before_it_asks", "P1", "a member's record comes before all that it asks", "store/coordinator/etcd_op.c", "test_etcd/etcd/*, test_etcd_answers",
+    "    if (member != NULL && member->lease != etcd->lease && !member->closed) {",
+    "    if (member != NULL && false) {")
+row("etcd_what_was_missed_is_told", "P1", "what a member missed while its record was on its way, it is told", "store/coordinator/etcd_member.c", "test_etcd_answers/etcd_answers/a_member_is_told_*",
+    "        kvs_retire_catch_up(member);\n",
+    "        (void)0;\n")
+row("etcd_a_retirement_waits_for_the_mirror", "P1", "who has left is not judged by what was before", "store/coordinator/etcd_retire.c", "test_etcd_answers/etcd_answers/a_retirement_waits_*",
+    "    if (op->etcd->mirror.rev < op->retired_rev) {",
+    "    if (op->etcd->mirror.rev == UINT64_MAX) {")
+row("etcd_names_are_as_they_were_read", "P1", "what a retirement unbinds is computed from what is there", "store/coordinator/etcd_retire.c", "test_etcd",
+    "    kvs_txn_when(txn, kvs_wire_if_prefix_older(\n                          kvs_etcd_key(op->etcd, KVS_KEY_NAME, op->path, NULL, key), rev));\n",
+    "")
+row("etcd_a_silent_watch_is_replaced", "P5", "a watch that has gone silent is noticed", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_watch_*",
+    "            after_ms(etcd, &etcd->ping_timer, etcd->request_ms);",
+    "            (void)0;")
+row("etcd_half_a_revision_is_heard_again", "P1", "a revision of which half was heard is heard again", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_revision_of_*",
+    "etcd->heard_rev > etcd->mirror.rev ? etcd->heard_rev - 1 : etcd->mirror.rev;",
+    "etcd->heard_rev;")
+row("etcd_what_is_gone_in_a_snapshot_is_gone", "P1", "what is not in a new snapshot has gone", "store/coordinator/etcd_session.c", "test_etcd/etcd/what_was_compacted_*",
+    "            if (entry->mark != etcd->mark) {",
+    "            if (entry->mark > etcd->mark) {")
+row("etcd_a_step_missed_is_not_joined", "P1", "who missed a step does not join it late", "store/coordinator/etcd_member.c", "test_coordinator_contract",
+    "    op->fenced = op->step == 0 || op->step != record.step;",
+    "    op->fenced = op->step == 0;")
+row("etcd_a_step_is_of_its_reset", "P1", "who took no part in the last reset joins no step", "store/coordinator/etcd_member.c", "test_coordinator_contract, test_etcd_answers/etcd_answers/a_step_*",
+    "    if (op->number != op->member->epoch) {",
+    "    if (op->number == 0) {")
+row("etcd_is_told_of_its_own_space", "P7", "a retirement is told to those of its space alone", "store/coordinator/etcd_retire.c", "test_coordinator_contract",
+    "strcmp(record->asker, member->id) == 0 ||\n        strncmp(member->path, record->path, strlen(record->path)) != 0) {",
+    "strcmp(record->asker, member->id) == 0) {")
 
 # ---- transport/tcp ----
 row("transport_memory_that_went_meanwhile", "P3", "a transfer whose memory was given up meanwhile fails", "transport/transport.c", "test_region, test_transport_contract, test_link",
@@ -1222,18 +1288,6 @@ row("a_leaving_has_a_bound", "P5", "a leaving has a bound, however often others 
 row("what_is_on_its_way_is_not_sent_again", "P5", "what is on its way is not sent again", "server/connector/steps.c", "connector_explorer --lens dies",
     "if (instance->ack_status != KVB_IN_PROGRESS) {",
     "if (instance->attached) {")
-row("a_lease_counts_from_the_last_attempt", "P5", "a lease counts from when it was asked for last", "store/coordinator/etcd_http.c", "test_etcd_answers/etcd_answers/a_lease_counts_*",
-    "    call->asked_ns = now_ns;",
-    "    call->asked_ns = call->impl.attempts > 1 ? call->asked_ns : now_ns;")
-row("a_lease_counts_from_the_question", "P3", "a lease counts from when it was asked for, not from when the answer came", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_lease_does_not_*",
-    "            lease_lives(etcd, call->asked_ns, ttl);",
-    "            lease_lives(etcd, now(etcd), ttl);")
-row("a_late_keepalive_is_followed_at_once", "P5", "a keep-alive that took long is followed by the next at once", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_keepalive_that_took_*",
-    "    kvb_sched_timer_set(etcd->sched, &etcd->beat_timer, asked_ns + ttl_ns / BEATS_IN_LEASE);",
-    "    after_ms(etcd, &etcd->beat_timer, etcd->lease_ttl_ms / BEATS_IN_LEASE);")
-row("a_lease_is_kept_alive_when_etcd_is_back", "P5", "a lease that has outlived an outage is kept alive at once", "store/coordinator/etcd_session.c", "test_etcd_answers/etcd_answers/a_lease_that_has_*",
-    "    keep_alive(etcd); /* what is left",
-    "    /* what is left")
 row("a_record_without_memory_waits_for_its_turn", "P5", "what found no memory is tried again later, and not at once", "store/coordinator/etcd_member.c", "test_etcd_calls/etcd_calls/a_record_*",
     "if (status == KVB_OK || member->lease == op->etcd->lease) {",
     "if (op->etcd != NULL) {")

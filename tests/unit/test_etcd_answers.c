@@ -455,6 +455,17 @@ static void push_put(struct rig *rig, const char *key, const char *value, uint64
     fake_push(&rig->fake, line);
 }
 
+static void push_delete(struct rig *rig, const char *key, uint64_t rev)
+{
+    char line[1024], encoded[256];
+    (void)snprintf(line, sizeof line,
+                   "{\"result\":{\"header\":{\"revision\":\"%llu\"},\"watch_id\":\"1\","
+                   "\"events\":[{\"type\":\"DELETE\",\"kv\":{\"key\":\"%s\","
+                   "\"mod_revision\":\"%llu\"}}]}}",
+                   (unsigned long long)rev, key_of(key, encoded), (unsigned long long)rev);
+    fake_push(&rig->fake, line);
+}
+
 /* Values that somebody else wrote, or a later version of ours: said in the log, and passed over. */
 Test(etcd_answers, what_lies_there_is_not_believed_either)
 {
@@ -620,7 +631,6 @@ Test(etcd_answers, a_process_stopped_for_longer_than_its_lease_leaves_before_any
 Test(etcd_answers, an_answer_that_the_watch_has_overtaken_is_asked_anew)
 {
     struct rig rig;
-    char encoded[256], line[512];
     rig_open(&rig);
     cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
     struct ask ask;
@@ -629,12 +639,7 @@ Test(etcd_answers, an_answer_that_the_watch_has_overtaken_is_asked_anew)
     kvs_member_resolve(rig.member, "v1", asked(&ask));
     EVENTUALLY(&rig, rig.fake.held != NULL);
     push_put(&rig, "name/t/l/v1", "MDAwMDAwMDAwMDAwMDAwMTAwMDAwMDAwMDAwMDAwMDI=", 10);
-    (void)snprintf(line, sizeof line,
-                   "{\"result\":{\"header\":{\"revision\":\"11\"},\"watch_id\":\"1\","
-                   "\"events\":[{\"type\":\"DELETE\",\"kv\":{\"key\":\"%s\","
-                   "\"mod_revision\":\"11\"}}]}}",
-                   key_of("name/t/l/v1", encoded));
-    fake_push(&rig.fake, line);
+    push_delete(&rig, "name/t/l/v1", 11);
     push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 12);
     EVENTUALLY(&rig, rig.nnodes == 1);
     rig.fake.rev = 12;
@@ -782,6 +787,29 @@ Test(etcd_answers, a_lease_that_has_outlived_an_outage_is_kept_alive_at_once)
     EVENTUALLY(&rig, rig.up);
     SOON(&rig, rig.beats == 1);
     cr_assert_eq(rig.nlost, 0);
+    close_jumping(&rig);
+}
+
+/* Where nobody asks for anything. */
+Test(etcd_answers, a_ping_notices_that_history_went_back)
+{
+    struct rig rig;
+    on_jumping_clock(&rig, NULL, NULL, 0, 0, 0);
+    rig.fake.rev = 3;
+    jumped_ns += 151 * KVB_NS_PER_S;
+    SOON(&rig, rig.nlost == 1);
+    close_jumping(&rig);
+}
+
+Test(etcd_answers, a_watch_that_does_not_show_the_pings_is_replaced)
+{
+    struct rig rig;
+    on_jumping_clock(&rig, NULL, NULL, 0, 0, 0);
+    free(rig.watched);
+    rig.watched = NULL;
+    jumped_ns += 151 * KVB_NS_PER_S;
+    SOON(&rig, rig.watched != NULL);
+    cr_assert(rig.up);
     close_jumping(&rig);
 }
 
@@ -995,12 +1023,75 @@ Test(etcd_answers, a_node_withdrawn_while_it_is_announced_is_not_there)
     rig_close(&rig);
 }
 
+/* Its transaction, of revision 32, names a member that came with revision 30. */
+static void retire_that_waits(struct rig *rig, struct ask *ask)
+{
+    struct kvb_lineage lineage = {{1, 2}};
+    char encoded[256], text[512];
+    (void)snprintf(text, sizeof text,
+                   "{\"header\":{\"revision\":\"32\"},\"succeeded\":true,\"responses\":["
+                   "{\"response_put\":{}},{\"response_range\":{\"kvs\":[{\"key\":\"%s\","
+                   "\"create_revision\":\"30\",\"mod_revision\":\"30\"}]}}]}",
+                   key_of("member/t/l/x", encoded));
+    rig->path = "/v3/kv/txn";
+    rig->text = text;
+    rig->status = 200;
+    rig->left = 1;
+    kvs_member_retire(rig->member, &lineage, 1, NULL, KVB_NEVER, asked(ask));
+    EVENTUALLY(rig, rig->left == 0);
+    real_run_for(&rig->loop, 100);
+    cr_assert(!ask->done, "it waits: %s", kvb_status_label(ask->status));
+}
+
+/* The watch is behind the answer: that it shows no such member does not mean that it has gone. */
+Test(etcd_answers, a_retirement_waits_for_members_that_were_not_heard_of_yet)
+{
+    struct rig rig;
+    struct ask ask;
+    request_ms = 60000;
+    rig_open(&rig);
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    retire_that_waits(&rig, &ask);
+    push_put(&rig, "member/t/l/x", "e30=", 30);
+    push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 33); /* {"address":"h:1"} */
+    EVENTUALLY(&rig, rig.nnodes == 1);
+    cr_assert(!ask.done, "it waits: %s", kvb_status_label(ask.status));
+    push_delete(&rig, "member/t/l/x", 34);
+    EVENTUALLY(&rig, ask.done);
+    cr_assert_eq(ask.status, KVB_OK);
+    rig_close(&rig);
+}
+
+/* etcd has its record already, so others wait for it; it does not know that yet itself. */
+Test(etcd_answers, a_member_is_told_of_a_retirement_heard_before_the_answer_to_its_record)
+{
+    /* {"path":"t/l/","asker":"","whole":false,"quiet":false,"awaited":true,"lineages":[{1, 2}]} */
+    static const char record[] =
+        "eyJwYXRoIjoidC9sLyIsImFza2VyIjoiIiwid2hvbGUiOmZhbHNlLCJxdWlldCI6ZmFsc2UsImF3YWl0"
+        "ZWQiOnRydWUsImxpbmVhZ2VzIjpbIjAwMDAwMDAwMDAwMDAwMDEwMDAwMDAwMDAwMDAwMDAyIl19";
+    struct rig rig, late = {0};
+    const struct kvs_space space = {"t", "l"};
+    rig_open(&rig);
+    cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
+    rig.fake.hold = true;
+    cr_assert_eq(kvs_member_open(rig.coordinator, "late", &space, &member_ops, &late, &late.member),
+                 KVB_OK);
+    EVENTUALLY(&rig, rig.fake.held != NULL);
+    push_put(&rig, "retired/00000000000000030000000000000004", record, 30);
+    EVENTUALLY(&rig, rig.told);
+    cr_assert(!late.told);
+    rig.fake.rev = 31;
+    fake_answer_held(&rig.fake, NULL);
+    SOON(&rig, late.told);
+    kvs_member_close(late.member);
+    rig_close(&rig);
+}
+
 /* Waited for when etcd's history goes back: nobody knows any more who has left. */
 Test(etcd_answers, a_retirement_that_waits_when_history_goes_back_is_no_success)
 {
     struct rig rig;
     struct ask ask;
-    char encoded[256], text[512];
     request_ms = 60000;
     rig_open(&rig);
     cr_assert_eq(question(&rig, RESOLVE), KVB_OK);
@@ -1008,20 +1099,7 @@ Test(etcd_answers, a_retirement_that_waits_when_history_goes_back_is_no_success)
     push_put(&rig, "node/fine", "eyJhZGRyZXNzIjoiaDoxIn0=", 31);
     EVENTUALLY(&rig, rig.nnodes == 1);
     rig.fake.rev = 32;
-    (void)snprintf(text, sizeof text,
-                   "{\"header\":{\"revision\":\"32\"},\"succeeded\":true,\"responses\":["
-                   "{\"response_put\":{}},{\"response_range\":{\"kvs\":[{\"key\":\"%s\","
-                   "\"create_revision\":\"30\",\"mod_revision\":\"30\"}]}}]}",
-                   key_of("member/t/l/x", encoded));
-    rig.path = "/v3/kv/txn";
-    rig.text = text;
-    rig.status = 200;
-    rig.left = 1;
-    struct kvb_lineage lineage = {{1, 2}};
-    kvs_member_retire(rig.member, &lineage, 1, NULL, KVB_NEVER, asked(&ask));
-    EVENTUALLY(&rig, rig.left == 0);
-    real_run_for(&rig.loop, 100);
-    cr_assert(!ask.done, "it waits: %s", kvb_status_label(ask.status));
+    retire_that_waits(&rig, &ask);
     rig.fake.rev = 29;
     cr_assert_eq(question(&rig, QUOTA), KVB_ERR_UNAVAILABLE);
     EVENTUALLY(&rig, ask.done);
