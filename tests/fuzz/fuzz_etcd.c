@@ -42,14 +42,15 @@ static struct {
 /* ---- HTTP, instead of the library's ---- */
 
 struct kvs_http {
+    struct kvb_sched *sched;
     struct kvb_list calls; /* oldest first */
 };
 
 kvb_status_t kvs_http_create(const struct kvs_http_config *config, struct kvs_http **http_p)
 {
     struct kvs_http *http = calloc(1, sizeof *http);
-    (void)config;
     kvb_assert(http != NULL);
+    http->sched = config->sched;
     kvb_list_init(&http->calls);
     *http_p = http;
     return KVB_OK;
@@ -82,6 +83,7 @@ void kvs_http_call(struct kvs_http *http, const char *path, char *body, uint32_t
     call->impl.path = path;
     call->impl.body = body;
     call->uncertain = false;
+    call->asked_ns = kvb_now_ns(http->sched->clock);
     kvb_list_push_back(&http->calls, &call->impl.link);
 }
 

@@ -591,6 +591,7 @@ static void on_there(void *ctx);
 static void attempt(struct trip *trip, uint64_t after_ns)
 {
     trip->users++;
+    trip->call->asked_ns = kvb_now_ns(trip->http->sched->clock);
     sim_after(after_ns, on_there, trip);
 }
 
