@@ -8,8 +8,8 @@
  * The lease. etcd counts its time from when it got the last keep-alive; we count from before we
  * sent it, and only four fifths of it. So we know that it has ended before anybody at etcd can see
  * that we are gone. What is left at that moment is the time to leave. A call that has waited for
- * etcd may have been sent more than once: what was answered last counts, or a lease would be nearly
- * over when it is granted.
+ * etcd may have been sent more than once: the attempt that was answered counts, or a lease would be
+ * nearly over when it is granted.
  *
  * Going back. A transaction is answered at a revision no older than what was heard before it was
  * sent. One that is older comes from an etcd that was restored from a backup, or made anew: what we
@@ -142,7 +142,7 @@ static void joined(struct etcd *etcd)
     etcd->up_ns = now(etcd);
     KVB_LOG(INFO, "etcd reached", KVB_STR("endpoint", kvs_http_endpoint(etcd->http)),
             KVB_U64("revision", etcd->mirror.rev));
-    keep_alive(etcd); /* what is left of it after an outage may be less than until the next beat */
+    keep_alive(etcd); /* what is left of a lease after an outage may not last until the next beat */
     kvs_etcd_up(etcd);
 }
 

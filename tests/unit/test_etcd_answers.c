@@ -701,8 +701,8 @@ static void on_jumping_clock(struct rig *rig, const char *path, const char *text
 {
     rig_open(rig);
     rig->loop.sim.sched.clock = &jumping_clock;
-    cr_assert_eq(question(rig, RESOLVE), KVB_OK);
-    SOON(rig, rig->beats == 1); /* as it has joined */
+    SOON(rig, rig->beats == 1);                   /* as it has joined */
+    cr_assert_eq(question(rig, RESOLVE), KVB_OK); /* by then that beat is answered */
     rig->path = path;
     rig->text = text;
     rig->status = status;
