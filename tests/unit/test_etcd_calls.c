@@ -484,7 +484,6 @@ static char *play(void *ctx, const char *path, const char *body, int *status_p)
             real_step(&(played)->loop, kvb_deadline_in_ms(&kvb_clock_real, 1));                    \
             if (i_ % 4 == 0) {                                                                     \
                 jumped_ns += (seconds)*KVB_NS_PER_S;                                               \
-                (played)->loop.due_ns = 0;                                                         \
             }                                                                                      \
         }                                                                                          \
     } while (0)
